@@ -386,7 +386,7 @@ fn count_public(routes: Router, unread: UnreadAnswers<Reader>) -> Router {
             match connection {
                 Some(connection) => {
                     let reader = Reader::Peer(connection.peer());
-                    count(&unread, response, reader, &connection, None::<()>)
+                    count_answer(&unread, response, reader, &connection, None::<()>)
                 }
                 None => response,
             }
@@ -395,7 +395,7 @@ fn count_public(routes: Router, unread: UnreadAnswers<Reader>) -> Router {
 }
 
 /// Counts an answer, which holds the permit of its request until it is read.
-fn count<P: Send + 'static>(
+fn count_answer<P: Send + 'static>(
     unread: &UnreadAnswers<Reader>,
     response: Response,
     reader: Reader,

@@ -264,10 +264,10 @@ impl KnownTokens {
 /// Permits, which clients named by `K` take. Who finds none waits, and one client keeps none from
 /// others. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
-pub struct Permits<K: Eq + Hash = String>(Arc<Shared<K>>);
+pub struct Permits<K: Eq + Hash = String>(Arc<PermitState<K>>);
 
 #[derive(Debug)]
-struct Shared<K> {
+struct PermitState<K> {
     all: Arc<Semaphore>,
     of_each_max: u32,
     /// By client, while it has permits or waits for some.
@@ -277,12 +277,12 @@ struct Shared<K> {
 }
 
 /// One that waits for permits of others, until this is dropped.
-struct Waits<K: Eq + Hash>(Arc<Shared<K>>);
+struct Waits<K: Eq + Hash>(Arc<PermitState<K>>);
 
 /// Permits of a client, which are free again when this is dropped.
 #[derive(Debug)]
 pub struct Permit<K: Eq + Hash = String> {
-    shared: Arc<Shared<K>>,
+    shared: Arc<PermitState<K>>,
     of: K,
     held: Option<[OwnedSemaphorePermit; 2]>,
 }
@@ -294,7 +294,7 @@ impl<K: Eq + Hash + Clone> Permits<K> {
     pub fn new(max: usize, of_each_max: u32) -> Self {
         let all = Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS)));
         let waiting = watch::Sender::default();
-        Self(Arc::new(Shared { all, of_each_max, of_each: Mutex::default(), waiting }))
+        Self(Arc::new(PermitState { all, of_each_max, of_each: Mutex::default(), waiting }))
     }
 
     /// How many wait while their own client has permits left: for permits that others have.
@@ -343,7 +343,7 @@ impl<K: Eq + Hash + Clone> Permits<K> {
 // === impl Waits ===
 
 impl<K: Eq + Hash> Waits<K> {
-    fn begin(shared: &Arc<Shared<K>>) -> Self {
+    fn begin(shared: &Arc<PermitState<K>>) -> Self {
         shared.waiting.send_modify(|number| *number += 1);
         Self(Arc::clone(shared))
     }

@@ -16,7 +16,7 @@ mod tests;
 use std::borrow::Cow;
 
 use envoy_types::pb::envoy::config::route::v3 as pb;
-use envoy_types::pb::envoy::r#type::metadata::v3 as metadata;
+use envoy_types::pb::envoy::r#type::metadata::v3 as metadata_pb;
 use ratelease_rules::request::{DESCRIPTORS_MAX, Descriptor, ENTRIES_MAX, Entry, Few, Request};
 use ratelease_rules::{Limit, Unit};
 use smallvec::SmallVec;
@@ -406,12 +406,12 @@ impl MetadataKey {
     }
 
     fn compile(
-        message: &metadata::MetadataKey,
+        message: &metadata_pb::MetadataKey,
         source: MetadataSource,
         place: &Place<'_>,
         faults: &mut Faults,
     ) -> Option<Self> {
-        use metadata::metadata_key::path_segment::Segment;
+        use metadata_pb::metadata_key::path_segment::Segment;
         let namespace = expect_text(&message.key, place, "key", faults);
         let segments: Vec<_> = message.path.iter().map(|it| it.segment.as_ref()).collect();
         let (key, index) = match segments[..] {

@@ -326,7 +326,7 @@ impl<M: Module> actions::Stream for Stream<'_, M> {
         key: &str,
         index: Option<u32>,
     ) -> Option<&[u8]> {
-        self.metadata_text(of(source), namespace, key, index.map(|index| index as usize))
+        self.metadata_text(metadata_of(source), namespace, key, index.map(|index| index as usize))
     }
 
     fn metadata_number(
@@ -337,7 +337,7 @@ impl<M: Module> actions::Stream for Stream<'_, M> {
         index: Option<u32>,
     ) -> Option<f64> {
         let index = index.map(|index| index as usize);
-        Stream::metadata_number(self, of(source), namespace, key, index)
+        Stream::metadata_number(self, metadata_of(source), namespace, key, index)
     }
 
     fn count(&self, count: Count) -> Option<u64> {
@@ -349,7 +349,7 @@ impl<M: Module> actions::Stream for Stream<'_, M> {
     }
 }
 
-fn of(source: MetadataSource) -> Metadata {
+fn metadata_of(source: MetadataSource) -> Metadata {
     match source {
         MetadataSource::Dynamic => Metadata::Dynamic,
         MetadataSource::Route => Metadata::Route,

@@ -817,7 +817,7 @@ impl Input for CharInput<'_> {
 /// Says how to mend `text`, in which the parser stopped at `place` with this message; `None` if that
 /// is not clear.
 fn hint(message: &str, place: Place, text: &str) -> Option<String> {
-    let line = line(text, place.line);
+    let line = line_of(text, place.line);
     let is_about = |what: &str| message.contains(what);
     if line.split_once(": ").is_some_and(|(_, value)| value.trim_start().starts_with('*')) {
         return Some(r#"a value that starts with '*' needs quotes, such as "*.pdf""#.to_owned());
@@ -827,7 +827,8 @@ fn hint(message: &str, place: Place, text: &str) -> Option<String> {
         return Some(format!("a value that starts with '{first}' needs quotes"));
     }
     if is_about("tab") {
-        let number = (place.line..).zip(text.lines().skip(at(place.line))).find_map(tabbed)?;
+        let number =
+            (place.line..).zip(text.lines().skip(index_of(place.line))).find_map(tabbed)?;
         return Some(format!("line {number}: YAML is indented with spaces, not with tabs"));
     }
     if is_about("quoted scalar") {
@@ -846,8 +847,8 @@ fn hint(message: &str, place: Place, text: &str) -> Option<String> {
 
 /// Names the line without a colon, or what else keeps a colon from ending a key.
 fn colon(ends_no_key: bool, place: Place, text: &str) -> Option<String> {
-    let line = line(text, place.line);
-    let end = line.char_indices().nth(at(place.column)).map_or(line.len(), |(end, _)| end);
+    let line = line_of(text, place.line);
+    let end = line.char_indices().nth(index_of(place.column)).map_or(line.len(), |(end, _)| end);
     if ends_no_key && line.get(..end)?.contains(": ") {
         return Some("a value with ': ' in it needs quotes".to_owned());
     }
@@ -863,12 +864,12 @@ fn colon(ends_no_key: bool, place: Place, text: &str) -> Option<String> {
         .then(|| format!("it is indented more than line {number}, which has a value already"))
 }
 
-fn at(number: u32) -> usize {
+fn index_of(number: u32) -> usize {
     number.saturating_sub(1) as usize
 }
 
-fn line(text: &str, number: u32) -> &str {
-    text.lines().nth(at(number)).unwrap_or_default()
+fn line_of(text: &str, number: u32) -> &str {
+    text.lines().nth(index_of(number)).unwrap_or_default()
 }
 
 /// The number of a line that is indented with a tab.
@@ -882,7 +883,7 @@ fn tabbed((number, line): (u32, &str)) -> Option<u32> {
 fn open_bracket(text: &str, place: Place) -> Option<(char, u32)> {
     let mut open = Vec::new();
     for (number, line) in (1..=place.line).zip(text.lines()) {
-        let end = if number == place.line { at(place.column) } else { usize::MAX };
+        let end = if number == place.line { index_of(place.column) } else { usize::MAX };
         let mut quote = None;
         let mut before = (':', ' '); // the last character that is no blank, and the last one
         for character in line.chars().take(end) {
@@ -1083,7 +1084,7 @@ mod char_input_tests {
 }
 
 #[cfg(test)]
-mod syntax_tests {
+mod hint_tests {
     use crate::{Options, Source, load};
 
     /// The refusal of a file with these lines, without the file's name.

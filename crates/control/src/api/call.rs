@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{error, warn};
 use utoipa::{IntoParams, IntoResponses, ToSchema};
 
-use super::{App, MIB, Reader, count};
+use super::{App, MIB, Reader, count_answer};
 use crate::auth::{Access, Caller, Token};
 use crate::document::{EntryFault, FieldFault, ReadFaults};
 use crate::rates::Quota;
@@ -441,7 +441,7 @@ pub(super) async fn admit(State(app): State<Arc<App>>, request: Request, next: N
     let mut response = handling.await;
     quota.write(response.headers_mut());
     match connection {
-        Some(connection) => count(&app.unread, response, reader, &connection, Some(permit)),
+        Some(connection) => count_answer(&app.unread, response, reader, &connection, Some(permit)),
         None => response,
     }
 }

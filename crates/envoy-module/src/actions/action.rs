@@ -13,7 +13,7 @@ use super::address::{AddressMatcher, MaskLengths};
 use super::fault::{Faults, Place, each, expect_some, expect_text};
 use super::format::Format;
 use super::matchers::{
-    HeaderMatcher, QueryMatcher, all_values, first_value, header_name, query_of,
+    HeaderMatcher, QueryMatcher, header_name, header_values, parameter_value, query_of,
 };
 use super::{MetadataKey, MetadataSource, Stream, address};
 
@@ -299,9 +299,9 @@ impl Kind {
         match self {
             Self::DestinationCluster => Found::borrowed(stream.destination_cluster()),
             Self::Header(name) => Found::borrowed(stream.request_header(name, 0)),
-            Self::JoinedHeader(name) => Found::not_empty(all_values(stream, name)),
-            Self::Query(name) => Found::some(first_value(query_of(stream), name)),
-            Self::QueryInput(name) => Found::not_empty(first_value(query_of(stream), name)),
+            Self::JoinedHeader(name) => Found::not_empty(header_values(stream, name)),
+            Self::Query(name) => Found::some(parameter_value(query_of(stream), name)),
+            Self::QueryInput(name) => Found::not_empty(parameter_value(query_of(stream), name)),
             Self::RemoteAddress => Found::borrowed(address::without_port(stream)),
             Self::MaskedRemoteAddress(lengths) => {
                 Found::some(lengths.mask(stream).map(|it| Cow::Owned(it.into_bytes())))

@@ -4,18 +4,18 @@
 use std::borrow::Cow;
 
 use envoy_types::pb::envoy::config::route::v3 as pb;
-use envoy_types::pb::envoy::r#type::matcher::v3 as matcher;
+use envoy_types::pb::envoy::r#type::matcher::v3 as matcher_pb;
 use memchr::memmem;
 
 use super::Stream;
 use super::fault::{Faults, Place, expect_text};
 use super::re2::FullMatch;
 
-use matcher::string_matcher::MatchPattern;
+use matcher_pb::string_matcher::MatchPattern;
 use pb::header_matcher::HeaderMatchSpecifier as HeaderSpecifier;
 use pb::query_parameter_matcher::QueryParameterMatchSpecifier as QuerySpecifier;
 
-/// A condition on a value.
+/// A condition on a value (`envoy.type.matcher.v3.StringMatcher`).
 #[derive(Debug)]
 pub(super) struct StringMatcher {
     pattern: Pattern,
@@ -70,7 +70,7 @@ enum QueryCondition {
 
 impl StringMatcher {
     pub(super) fn compile(
-        message: &matcher::StringMatcher,
+        message: &matcher_pb::StringMatcher,
         place: &Place<'_>,
         faults: &mut Faults,
     ) -> Option<Self> {
@@ -248,7 +248,7 @@ pub(super) fn header_name(
 }
 
 /// All values of a request header, joined by commas.
-pub(super) fn all_values<'s>(stream: &'s impl Stream, name: &str) -> Option<Cow<'s, [u8]>> {
+pub(super) fn header_values<'s>(stream: &'s impl Stream, name: &str) -> Option<Cow<'s, [u8]>> {
     let values = stream.request_headers(name);
     match values[..] {
         [] => None,
@@ -280,7 +280,7 @@ impl QueryMatcher {
     }
 
     pub(super) fn matches(&self, query: &[u8]) -> bool {
-        let value = first_value(query, &self.name);
+        let value = parameter_value(query, &self.name);
         match &self.condition {
             QueryCondition::Present(expected) => value.is_some() == *expected,
             QueryCondition::Text(matcher) => value.is_some_and(|value| matcher.matches(&value)),
@@ -295,7 +295,7 @@ pub(super) fn query_of(stream: &impl Stream) -> &[u8] {
 }
 
 /// The first value of a parameter, decoded; empty if it has no `=`.
-pub(super) fn first_value<'q>(query: &'q [u8], name: &str) -> Option<Cow<'q, [u8]>> {
+pub(super) fn parameter_value<'q>(query: &'q [u8], name: &str) -> Option<Cow<'q, [u8]>> {
     query.split(|byte| *byte == b'&').find_map(|parameter| {
         let equals = parameter.iter().position(|byte| *byte == b'=');
         let (key, value) = match equals {
@@ -339,12 +339,12 @@ mod tests {
 
     #[track_caller]
     fn first(query: &str, expected: Option<&str>) {
-        let found = first_value(query.as_bytes(), "a");
+        let found = parameter_value(query.as_bytes(), "a");
         assert_eq!(found.as_deref(), expected.map(str::as_bytes), "{query}");
     }
 
     #[test]
-    fn the_first_value_is_decoded() {
+    fn the_first_value_of_a_parameter_is_decoded() {
         first("a=1", Some("1"));
         first("b=2&a=1&a=3", Some("1"));
         first("%61=x%20y", Some("x y"));
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_no_match() {
+    fn parameters_of_other_names_are_no_match() {
         first("", None);
         first("&", None);
         first("A=1", None);
