@@ -94,42 +94,6 @@ impl Record {
     }
 }
 
-/// Brings entries into the one form that they are compared in (an empty value is none), and checks
-/// their sizes.
-///
-/// # Errors
-/// Every fault: no entries, or more than 24; a key that is empty; a key or value above 8 KiB.
-pub fn check_entries(entries: &mut [Entry]) -> Result<(), Vec<EntryFault>> {
-    let mut faults = Vec::new();
-    let mut fault = |field: String, message: String| faults.push(EntryFault { field, message });
-    match entries.len() {
-        0 => fault(
-            "entries".into(),
-            "no entries; expected at least one, as in [{\"key\": …}]".into(),
-        ),
-        1..=ENTRIES_MAX => {}
-        n => fault("entries".into(), format!("{n} entries; expected at most {ENTRIES_MAX}")),
-    }
-    for (at, entry) in entries.iter_mut().enumerate() {
-        entry.value = entry.value.take().filter(|value| !value.is_empty());
-        if entry.key.is_empty() {
-            fault(format!("entries[{at}].key"), "an empty key; expected a name".into());
-        }
-        let value = entry.value.as_deref().unwrap_or_default();
-        for (name, text) in [("key", &*entry.key), ("value", value)] {
-            if text.len() > TEXT_BYTES_MAX {
-                let message = format!("{} bytes; expected at most {TEXT_BYTES_MAX}", text.len());
-                fault(format!("entries[{at}].{name}"), message);
-            }
-            if text.contains('\0') {
-                let message = "a NUL character, which the database cannot store; remove it";
-                fault(format!("entries[{at}].{name}"), message.into());
-            }
-        }
-    }
-    if faults.is_empty() { Ok(()) } else { Err(faults) }
-}
-
 // === impl RuleId ===
 
 impl RuleId {
@@ -191,6 +155,42 @@ impl Entry {
     pub(crate) fn list_to_text(entries: &[Entry]) -> String {
         json!(entries).to_string()
     }
+}
+
+/// Brings entries into the one form that they are compared in (an empty value is none), and checks
+/// their sizes.
+///
+/// # Errors
+/// Every fault: no entries, or more than 24; a key that is empty; a key or value above 8 KiB.
+pub fn check_entries(entries: &mut [Entry]) -> Result<(), Vec<EntryFault>> {
+    let mut faults = Vec::new();
+    let mut fault = |field: String, message: String| faults.push(EntryFault { field, message });
+    match entries.len() {
+        0 => fault(
+            "entries".into(),
+            "no entries; expected at least one, as in [{\"key\": …}]".into(),
+        ),
+        1..=ENTRIES_MAX => {}
+        n => fault("entries".into(), format!("{n} entries; expected at most {ENTRIES_MAX}")),
+    }
+    for (at, entry) in entries.iter_mut().enumerate() {
+        entry.value = entry.value.take().filter(|value| !value.is_empty());
+        if entry.key.is_empty() {
+            fault(format!("entries[{at}].key"), "an empty key; expected a name".into());
+        }
+        let value = entry.value.as_deref().unwrap_or_default();
+        for (name, text) in [("key", &*entry.key), ("value", value)] {
+            if text.len() > TEXT_BYTES_MAX {
+                let message = format!("{} bytes; expected at most {TEXT_BYTES_MAX}", text.len());
+                fault(format!("entries[{at}].{name}"), message);
+            }
+            if text.contains('\0') {
+                let message = "a NUL character, which the database cannot store; remove it";
+                fault(format!("entries[{at}].{name}"), message.into());
+            }
+        }
+    }
+    if faults.is_empty() { Ok(()) } else { Err(faults) }
 }
 
 // Reads a rule file to a document. The compiler checks the file first, so that what is left to read

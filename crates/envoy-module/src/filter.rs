@@ -296,8 +296,9 @@ impl Engine {
     }
 }
 
-// A stream of Envoy as the actions read it.
+// === impl Stream ===
 
+/// A stream of Envoy as the actions read it.
 impl<M: Module> actions::Stream for Stream<'_, M> {
     fn request_header(&self, name: &str, index: usize) -> Option<&[u8]> {
         self.header(Headers::Request, name.as_bytes(), index)

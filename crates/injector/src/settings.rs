@@ -125,30 +125,6 @@ const NONE: &str = "none";
 /// 2000 requests a second and is not throttled (docs/performance.md, In 64 MiB and 0.2 CPU).
 const CPU_LIMIT_MILLIS: u32 = 200;
 
-/// Suffixes, each with how many billionths it stands for.
-const SUFFIXES: [(&str, u128); 16] = [
-    ("Ki", NANOS << 10),
-    ("Mi", NANOS << 20),
-    ("Gi", NANOS << 30),
-    ("Ti", NANOS << 40),
-    ("Pi", NANOS << 50),
-    ("Ei", NANOS << 60),
-    ("n", 1),
-    ("u", 1_000),
-    ("m", 1_000_000),
-    ("k", NANOS * 1_000),
-    ("M", NANOS * 1_000_000),
-    ("G", NANOS * 1_000_000_000),
-    ("T", NANOS * 1_000_000_000_000),
-    ("P", NANOS * 1_000_000_000_000_000),
-    ("E", NANOS * 1_000_000_000_000_000_000),
-    ("", NANOS),
-];
-const NANOS: u128 = 1_000_000_000;
-
-/// Maximum digits on each side of the point: with them no product overflows.
-const DIGITS_MAX: usize = 9;
-
 /// The problem of a setting that has to be set.
 pub(crate) const MISSING: &str = "missing";
 
@@ -347,6 +323,30 @@ impl Resources {
         });
     }
 }
+
+/// Suffixes of quantities, each with how many billionths it stands for.
+const SUFFIXES: [(&str, u128); 16] = [
+    ("Ki", NANOS << 10),
+    ("Mi", NANOS << 20),
+    ("Gi", NANOS << 30),
+    ("Ti", NANOS << 40),
+    ("Pi", NANOS << 50),
+    ("Ei", NANOS << 60),
+    ("n", 1),
+    ("u", 1_000),
+    ("m", 1_000_000),
+    ("k", NANOS * 1_000),
+    ("M", NANOS * 1_000_000),
+    ("G", NANOS * 1_000_000_000),
+    ("T", NANOS * 1_000_000_000_000),
+    ("P", NANOS * 1_000_000_000_000_000),
+    ("E", NANOS * 1_000_000_000_000_000_000),
+    ("", NANOS),
+];
+const NANOS: u128 = 1_000_000_000;
+
+/// Maximum digits on each side of a quantity's point: with them no product overflows.
+const DIGITS_MAX: usize = 9;
 
 // === impl Quantity ===
 

@@ -274,8 +274,8 @@ fn entries(values: &str) -> Vec<Value> {
 }
 
 // === Times ===
-
-// Parses the times in logs.
+//
+// Reads the times of logs, and writes them.
 
 /// Upper bounds of numbers that are read as seconds, milliseconds and microseconds since the Unix
 /// epoch; larger numbers are nanoseconds. Each bound is the year 5138 in its unit, and 1973 in the

@@ -50,6 +50,56 @@ pub struct FileFault {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileFaults(Vec<FileFault>);
 
+// === impl FileFaults ===
+
+impl FileFaults {
+    /// Adds a fault of a file if reading it failed.
+    pub(crate) fn note<T>(
+        &mut self,
+        read: Result<T, String>,
+        role: FileRole,
+        path: Option<&Path>,
+    ) -> Option<T> {
+        let add =
+            |problem| self.0.push(FileFault { role, path: path.map(Path::to_owned), problem });
+        read.map_err(add).ok()
+    }
+}
+
+/// One line.
+impl fmt::Display for FileFaults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (nth, fault) in self.0.iter().enumerate() {
+            let separator = if nth == 0 { "" } else { "; " };
+            write!(f, "{separator}{fault}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for FileFaults {}
+
+impl IntoIterator for FileFaults {
+    type Item = FileFault;
+    type IntoIter = std::vec::IntoIter<FileFault>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+// === impl FileFault ===
+
+/// A line that names the file.
+impl fmt::Display for FileFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.path {
+            Some(path) => write!(f, "the file {} {}", path.display(), self.problem),
+            None => f.write_str(&self.problem),
+        }
+    }
+}
+
 /// Reads a file.
 pub(crate) fn read(path: &Path) -> Content {
     let unreadable = |error: io::Error| format!("cannot be read: {error}");
@@ -114,54 +164,4 @@ pub(crate) fn identity(
 
 fn bytes(content: &Content) -> Result<&[u8], String> {
     content.as_deref().map_err(Clone::clone)
-}
-
-// === impl FileFaults ===
-
-impl FileFaults {
-    /// Adds a fault of a file if reading it failed.
-    pub(crate) fn note<T>(
-        &mut self,
-        read: Result<T, String>,
-        role: FileRole,
-        path: Option<&Path>,
-    ) -> Option<T> {
-        let add =
-            |problem| self.0.push(FileFault { role, path: path.map(Path::to_owned), problem });
-        read.map_err(add).ok()
-    }
-}
-
-/// One line.
-impl fmt::Display for FileFaults {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (nth, fault) in self.0.iter().enumerate() {
-            let separator = if nth == 0 { "" } else { "; " };
-            write!(f, "{separator}{fault}")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for FileFaults {}
-
-impl IntoIterator for FileFaults {
-    type Item = FileFault;
-    type IntoIter = std::vec::IntoIter<FileFault>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.into_iter()
-    }
-}
-
-// === impl FileFault ===
-
-/// A line that names the file.
-impl fmt::Display for FileFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.path {
-            Some(path) => write!(f, "the file {} {}", path.display(), self.problem),
-            None => f.write_str(&self.problem),
-        }
-    }
 }

@@ -140,6 +140,8 @@ impl fmt::Display for Trail {
     }
 }
 
+// === Fields ===
+//
 // Reads and changes fields of messages in JSON, whose names may be in `snake_case` or `camelCase`.
 
 /// The name by which a message has a field.
@@ -202,6 +204,8 @@ fn type_of(any: &Value) -> &str {
     url.rsplit('/').next().unwrap_or_default()
 }
 
+// === Review ===
+//
 // One `RateLimit` message: what the module refuses in it. The module itself checks more, such as
 // regular expressions, and says the place of each fault.
 

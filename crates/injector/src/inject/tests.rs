@@ -315,6 +315,8 @@ fn native_sidecars_are_there_from_1_29_on_and_on_all_nodes_from_1_32_on() {
     }
 }
 
+// === Editor ===
+
 #[test]
 fn the_patch_makes_the_document_of_the_original() {
     let original = json!({"metadata": {"annotations": null}, "spec": {"a": [1, 2]}});
