@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::warn;
 
+use super::load_reports::in_time;
 use crate::store::{PodRow, Store, StoreResult};
 
 /// Maximum number of streams of this process, of all types of resources.
@@ -268,7 +269,7 @@ fn cut(text: &str) -> String {
 // Reports what pods run to the database: the rows that changed, soon; and now and then that all
 // rows are those of open streams.
 
-/// Pause between reports.
+/// Pause between reports. It doubles after each that fails.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Interval at which all rows are marked as seen, so that they stay fresh.
@@ -290,23 +291,21 @@ struct Changes {
 
 /// Reports the streams of `replica` to the database. It does not return.
 pub async fn report(store: Store, streams: Streams, replica: String) {
-    let mut is_away = false;
+    let mut pause = PAUSE;
     let mut reported = None;
     let mut refresh = interval(REFRESH_INTERVAL);
     refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut is_due = true;
     loop {
-        match write(&store, &replica, &mut reported, streams.rows(), is_due).await {
-            Ok(()) => is_away = false,
-            Err(error) if !is_away => {
-                is_away = true;
-                warn!("{error}: what pods run is not reported");
-            }
-            Err(_) => {}
+        let rows = streams.rows();
+        let failed = in_time(write(&store, &replica, &mut reported, rows, is_due)).await.err();
+        if let Some(error) = failed.as_ref().filter(|_| pause == PAUSE) {
+            warn!("{error}: what pods run is not reported");
         }
-        sleep(PAUSE).await;
+        pause = if failed.is_some() { (pause * 2).min(REFRESH_INTERVAL) } else { PAUSE };
+        sleep(pause).await;
         // What failed is tried again, whether or not a pod changes meanwhile.
-        if is_away {
+        if failed.is_some() {
             continue;
         }
         is_due = tokio::select! {
@@ -372,6 +371,8 @@ impl Reported {
 
 #[cfg(test)]
 mod tests {
+    use sqlx::{Connection, Executor};
+
     use super::*;
     use crate::store::Database;
 
@@ -416,5 +417,28 @@ mod tests {
         store.change_pods("one", Vec::new(), vec![1]).await.unwrap();
         write(&store, "one", &mut reported, all(&[1, 2]), true).await.unwrap();
         assert_eq!(listed(&store).await.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn what_failed_is_reported_again_though_nothing_has_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rules.db");
+        let store = Store::open(&Database::Sqlite(path.clone())).await.unwrap();
+        let url = format!("sqlite://{}", path.display());
+        let mut other = sqlx::AnyConnection::connect(&url).await.unwrap();
+        other.execute("ALTER TABLE pods RENAME TO gone").await.unwrap();
+        let streams = Streams::default();
+        let _row = streams.add(row(0, 1), [127, 0, 0, 1].into()).unwrap();
+        let reporting = tokio::spawn(report(store.clone(), streams, "one".to_owned()));
+        // Nobody sees that a write has failed; the first one has, by then.
+        sleep(PAUSE).await;
+        other.execute("ALTER TABLE gone RENAME TO pods").await.unwrap();
+        let known = async {
+            while listed(&store).await.is_empty() {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), known).await.unwrap();
+        reporting.abort();
     }
 }

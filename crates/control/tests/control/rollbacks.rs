@@ -1,5 +1,7 @@
 //! What pods report of a rollout, and what becomes of one that denies too much.
 
+use std::time::{Duration, Instant};
+
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
 use envoy_types::pb::envoy::config::endpoint::v3::{ClusterStats, UpstreamLocalityStats};
@@ -10,7 +12,7 @@ use load_stats::{LoadStatsRequest, LoadStatsResponse};
 use ratelease_control::store::{CountKey, HitCount, ReplicaCount, Store};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
@@ -96,13 +98,20 @@ async fn all_run(server: &Server, count: usize, version: i64) {
         let all = pods.iter().all(|it| it["accepted"] == version);
         (pods.len() == count && all).then_some(())
     };
-    wait_for(&format!("pods that run {version}"), are).await;
+    wait_for(&format!("list of {count} pods that run {version}"), are).await;
 }
 
 /// Waits for the rollout to be as `is` wants it.
 async fn rollout_is(server: &Server, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-    let found = async || Some(server.json("/v1/rollouts/1").await).filter(|it| is(it));
-    wait_for(what, found).await
+    let end = Instant::now() + SOON;
+    loop {
+        let found = server.json("/v1/rollouts/1").await;
+        if is(&found) {
+            return found;
+        }
+        assert!(Instant::now() < end, "after {SOON:?}, there is still no {what}: {found}");
+        sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// A rollout to zone a that is rolled back above a twentieth.
