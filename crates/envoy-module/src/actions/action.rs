@@ -400,7 +400,10 @@ fn or<'a>(key: &'a str, default: &'a str) -> &'a str {
 /// Bytes that are not UTF-8 become U+FFFD: a request is counted whatever its headers hold.
 fn text(bytes: Cow<'_, [u8]>) -> Cow<'_, str> {
     match bytes {
-        Cow::Borrowed(bytes) => String::from_utf8_lossy(bytes),
+        // Nearly all are UTF-8, which the plain check sees in fewer instructions.
+        Cow::Borrowed(bytes) => {
+            str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed)
+        }
         Cow::Owned(bytes) => Cow::Owned(match String::from_utf8(bytes) {
             Ok(text) => text,
             Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
