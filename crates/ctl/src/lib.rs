@@ -160,9 +160,8 @@ fn rules_to_check(args: &[OsString]) -> Option<&str> {
     let is_flag = |arg: &&&str| arg.starts_with('-');
     let names_envoy = rest.iter().filter(is_flag).any(|arg| arg.starts_with("--envoy"));
     let path = match rest.as_slice() {
-        ["--rules", path] => path,
-        [flag] if flag.starts_with("--rules=") => &flag["--rules=".len()..],
-        [path, ..] if !path.starts_with('-') => path,
+        ["--rules", path] | [path, ..] if !path.starts_with('-') => *path,
+        [flag] => flag.strip_prefix("--rules=").filter(|path| !path.is_empty())?,
         _ => return None,
     };
     (check == "check" && !names_envoy).then_some(path)

@@ -29,11 +29,18 @@ fn good_rules_are_counted() {
 
 #[test]
 fn rule_files_given_to_the_check_of_envoys_are_sent_to_the_other_program() {
-    for args in [&["config/rules"][..], &["--rules", "config/rules"], &["--rules=config/rules"]] {
+    let check = |args: &[&str]| {
         let ran = Command::new(ratectl()).arg("check").args(args).output().unwrap();
-        let err = String::from_utf8_lossy(&ran.stderr);
-        assert_eq!(ran.status.code(), Some(2), "{err}");
+        (ran.status.code(), String::from_utf8_lossy(&ran.stderr).into_owned())
+    };
+    for args in [&["config/rules"][..], &["--rules", "config/rules"], &["--rules=config/rules"]] {
+        let (code, err) = check(args);
+        assert_eq!(code, Some(2), "{err}");
         assert!(err.contains("to check rule files: ratelease check config/rules"), "{err}");
+    }
+    for args in [&["--rules", "--help"][..], &["--rules="], &["--json"]] {
+        let (_, err) = check(args);
+        assert!(!err.contains("ratelease check"), "{args:?}: {err}");
     }
 }
 
