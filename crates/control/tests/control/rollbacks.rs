@@ -1,6 +1,6 @@
 //! What pods report of a rollout, and what becomes of one that denies too much.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
@@ -18,7 +18,7 @@ use tonic::Streaming;
 
 use super::pods::{Pod, RULES, channel};
 use super::rollouts::{node_in, prepare, shop_of, to_zone_a, version_of};
-use super::support::{Call, Place, SOON, Server, places, wait_for};
+use super::support::{Call, Place, SOON, Server, now, places, wait_for};
 use super::tokens::token;
 
 /// A pod that reports what a test tells it, on the connection of its rules.
@@ -103,13 +103,13 @@ async fn all_run(server: &Server, count: usize, version: i64) {
 
 /// Waits for the rollout to be as `is` wants it.
 async fn rollout_is(server: &Server, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-    let end = Instant::now() + SOON;
+    let end = now() + SOON;
     loop {
         let found = server.json("/v1/rollouts/1").await;
         if is(&found) {
             return found;
         }
-        assert!(Instant::now() < end, "after {SOON:?}, there is still no {what}: {found}");
+        assert!(now() < end, "after {SOON:?}, there is still no {what}: {found}");
         sleep(Duration::from_millis(20)).await;
     }
 }
