@@ -323,7 +323,7 @@ impl Pages {
                 Some((u32::from(head.status.as_u16()), body.to_bytes().to_vec()))
             };
             let rendered = timeout(PAGE_MAX, rendered).await.ok().flatten();
-            // An error means that nobody waits any more.
+            // The send fails if the request to the admin port has timed out meanwhile.
             let _ = sender.send(rendered);
         });
         let late = (503, b"the page could not be made in time\n".to_vec());

@@ -430,7 +430,7 @@ mod tests {
         let streams = Streams::default();
         let _row = streams.add(row(0, 1), [127, 0, 0, 1].into()).unwrap();
         let reporting = tokio::spawn(report(store.clone(), streams, "one".to_owned()));
-        // Nobody sees that a write has failed; the first one has, by then.
+        // A write that fails causes no event to wait for. The first one has failed after this pause.
         sleep(PAUSE).await;
         other.execute("ALTER TABLE gone RENAME TO pods").await.unwrap();
         let known = async {

@@ -1,7 +1,5 @@
 //! What pods report of a rollout, and what becomes of one that denies too much.
 
-use std::time::Duration;
-
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
 use envoy_types::pb::envoy::config::endpoint::v3::{ClusterStats, UpstreamLocalityStats};
@@ -12,13 +10,13 @@ use load_stats::{LoadStatsRequest, LoadStatsResponse};
 use ratelease_control::store::{CountKey, HitCount, ReplicaCount, Store};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 use super::pods::{Pod, RULES, channel};
 use super::rollouts::{node_in, prepare, shop_of, to_zone_a, version_of};
-use super::support::{Call, Place, SOON, Server, now, places, wait_for};
+use super::support::{Call, Place, SOON, Server, places, wait_for, wait_for_seen};
 use super::tokens::token;
 
 /// A pod that reports what a test tells it, on the connection of its rules.
@@ -103,15 +101,11 @@ async fn all_run(server: &Server, count: usize, version: i64) {
 
 /// Waits for the rollout to be as `is` wants it.
 async fn rollout_is(server: &Server, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-    let end = now() + SOON;
-    loop {
+    let probe = async || {
         let found = server.json("/v1/rollouts/1").await;
-        if is(&found) {
-            return found;
-        }
-        assert!(now() < end, "after {SOON:?}, there is still no {what}: {found}");
-        sleep(Duration::from_millis(20)).await;
-    }
+        if is(&found) { Ok(found) } else { Err(found) }
+    };
+    wait_for_seen(what, probe).await
 }
 
 /// A rollout to zone a that is rolled back above a twentieth.

@@ -19,6 +19,7 @@ pub(crate) mod proxy;
 pub(crate) mod rng;
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -105,12 +106,22 @@ pub(crate) fn now() -> Instant {
 
 /// Waits until `probe` returns a value.
 pub(crate) async fn wait_for<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+    wait_for_seen(what, async || probe().await.ok_or("nothing")).await
+}
+
+/// Waits until `probe` returns a value; until then it returns what it has seen.
+pub(crate) async fn wait_for_seen<T, S: Display>(
+    what: &str,
+    mut probe: impl AsyncFnMut() -> Result<T, S>,
+) -> T {
     let end = now() + SOON;
     loop {
-        if let Some(value) = probe().await {
-            return value;
+        match probe().await {
+            Ok(value) => return value,
+            Err(seen) => {
+                assert!(now() < end, "after {SOON:?}, there is still no {what}, but {seen}");
+            }
         }
-        assert!(now() < end, "after {SOON:?}, there is still no {what}");
         sleep(Duration::from_millis(20)).await;
     }
 }
