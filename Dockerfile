@@ -25,7 +25,7 @@ FROM rust AS manifests
 WORKDIR /build
 COPY . .
 RUN find ./src ./crates -type f ! -name Cargo.toml ! -path '*/src/lib.rs' ! -path '*/src/main.rs' \
-        ! -name startup.ld -delete && \
+        ! -name '*.ld' -delete && \
     find . -type d -empty -delete && \
     find . -name lib.rs -exec truncate --size 0 {} + && \
     for main in $(find . -name main.rs); do echo 'fn main() {}' >$main; done && \
