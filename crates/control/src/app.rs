@@ -33,6 +33,9 @@ const DATABASE_WAIT: Duration = Duration::from_secs(30);
 const DATABASE_PAUSE: Duration = Duration::from_millis(500);
 const DATABASE_PAUSE_MAX: Duration = Duration::from_secs(8);
 
+/// How long an end waits for a database that is silent.
+const LEAVE_MAX: Duration = Duration::from_secs(5);
+
 /// Why the process cannot start, or has ended.
 #[derive(Debug, Error)]
 pub enum StartError {
@@ -149,7 +152,7 @@ impl Control {
         tasks.spawn(push::follow(store.clone(), Arc::clone(&wake), sender, polls));
         tasks.spawn(push::listen(settings.database.clone(), Arc::clone(&wake)));
         tasks.spawn(push::report(store.clone(), streams.clone(), replica.clone()));
-        tasks.spawn(push::report_fleet(store.clone(), fleet.clone(), replica));
+        tasks.spawn(push::report_fleet(store.clone(), fleet.clone(), replica.clone()));
         let app = Arc::new(App {
             store: store.clone(),
             settings: settings.clone(),
@@ -184,8 +187,13 @@ impl Control {
             drop(end);
         };
         tokio::join!(pods, http, probes, stopped);
-        drop(tasks);
-        store.close().await;
+        let leave = async {
+            tasks.shutdown().await;
+            // If it fails, the others forget it when it has been silent for a while.
+            let _ = store.forget_replica(&replica).await;
+            store.close().await;
+        };
+        let _ = timeout(LEAVE_MAX, leave).await;
         Ok(())
     }
 }

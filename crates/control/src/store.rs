@@ -29,6 +29,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use jiff::Timestamp;
+pub(crate) use pods::CHANGES_MAX;
 pub use pods::PodRow;
 pub(crate) use rollouts::share;
 pub use rollouts::{

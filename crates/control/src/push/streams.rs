@@ -15,7 +15,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::warn;
 
 use super::load_reports::in_time;
-use crate::store::{PodRow, Store, StoreResult};
+use crate::store::{CHANGES_MAX, PodRow, Store, StoreResult};
 
 /// Maximum number of streams of this process, of all types of resources.
 pub(super) const STREAMS_MAX: usize = 20_000;
@@ -269,108 +269,129 @@ fn cut(text: &str) -> String {
 // Reports what pods run to the database: the rows that changed, soon; and now and then that all
 // rows are those of open streams.
 
-/// Pause between reports. It doubles after each that fails.
+/// Pause between reports. It doubles after each that fails, to [`PAUSE_MAX`] at most: what pods run
+/// is unknown to all replicas until a database that was away is asked again.
 const PAUSE: Duration = Duration::from_millis(500);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// Interval at which all rows are marked as seen, so that they stay fresh.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The rows that the database has, as hashes by the numbers of the streams.
+/// The rows that the database has, as hashes by the numbers of the streams. `None` stands for a row
+/// that may be there or not, and as it is now or as it was.
 #[derive(Debug, Clone, Default)]
 struct Reported {
-    rows: HashMap<i64, u64>,
+    rows: HashMap<i64, Option<u64>>,
     hasher: RandomState,
 }
 
-/// Rows that differ from those that the database has, and the numbers of those that left.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Changes {
-    rows: Vec<PodRow>,
+/// Rows that differ from those that the database has, with their hashes, and the numbers of those
+/// that left.
+#[derive(Debug)]
+struct Changes<'r> {
+    rows: Vec<(&'r PodRow, u64)>,
     gone: Vec<i64>,
 }
 
 /// Reports the streams of `replica` to the database. It does not return.
 pub async fn report(store: Store, streams: Streams, replica: String) {
     let mut pause = PAUSE;
-    let mut reported = None;
+    let mut reported = Reported::default();
     let mut refresh = interval(REFRESH_INTERVAL);
     refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut is_due = true;
+    let mut is_due = false;
     loop {
+        is_due |= refresh.tick().now_or_never().is_some();
         let rows = streams.rows();
-        let failed = in_time(write(&store, &replica, &mut reported, rows, is_due)).await.err();
-        if let Some(error) = failed.as_ref().filter(|_| pause == PAUSE) {
-            warn!("{error}: what pods run is not reported");
+        match write(&store, &replica, &mut reported, &rows, is_due).await {
+            Ok(has_more) => {
+                (is_due, pause) = (false, PAUSE);
+                if has_more {
+                    continue;
+                }
+            }
+            // What failed is tried again, whether or not a pod changes meanwhile.
+            Err(error) => {
+                if pause == PAUSE {
+                    warn!("{error}: what pods run is not reported");
+                }
+                pause = (pause * 2).min(PAUSE_MAX);
+                sleep(pause).await;
+                continue;
+            }
         }
-        pause = if failed.is_some() { (pause * 2).min(REFRESH_INTERVAL) } else { PAUSE };
         sleep(pause).await;
-        // What failed is tried again, whether or not a pod changes meanwhile.
-        if failed.is_some() {
-            continue;
-        }
         is_due = tokio::select! {
-            () = streams.changed() => refresh.tick().now_or_never().is_some(),
+            () = streams.changed() => false,
             _ = refresh.tick() => true,
         };
     }
 }
 
-/// Makes the rows of `replica` these. What the database has is unknown, and all rows are written,
-/// at first and after a failure, and if others have removed some.
+/// Makes some rows of `replica` those that are given, and returns whether others are left. If it
+/// `is_due`, marks all as seen before, and forgets those of replicas that are gone.
 async fn write(
     store: &Store,
     replica: &str,
-    reported: &mut Option<Reported>,
-    rows: Vec<PodRow>,
+    reported: &mut Reported,
+    rows: &[PodRow],
     is_due: bool,
-) -> StoreResult<()> {
-    let mut known = reported.take();
-    if let (Some(rows), true) = (&known, is_due)
-        && store.refresh_pods(replica).await? != rows.len()
-    {
-        known = None;
+) -> StoreResult<bool> {
+    if is_due {
+        reported.correct(in_time(store.refresh_pods(replica)).await?);
+        // The next time will do as well: nobody reads these.
+        let _ = in_time(store.forget_gone_replicas()).await;
     }
-    let next = match known {
-        Some(mut known) => {
-            let Changes { rows, gone } = known.change(rows);
-            store.change_pods(replica, rows, gone).await?;
-            known
-        }
-        None => {
-            let mut next = Reported::default();
-            store.report_pods(replica, next.change(rows).rows).await?;
-            next
-        }
-    };
-    *reported = Some(next);
-    Ok(())
+    reported.write(store, replica, rows).await
 }
 
 // === impl Reported ===
 
 impl Reported {
-    fn len(&self) -> usize {
-        self.rows.len()
+    /// Writes as much of what differs as one write takes: it stays if the next one fails. Returns
+    /// whether anything is left.
+    async fn write(&mut self, store: &Store, replica: &str, rows: &[PodRow]) -> StoreResult<bool> {
+        let Changes { mut rows, mut gone } = self.changes(rows);
+        let count = rows.len() + gone.len();
+        rows.truncate(CHANGES_MAX);
+        gone.truncate(CHANGES_MAX - rows.len());
+        let doubtful = rows.iter().map(|(row, _)| row.stream).chain(gone.iter().copied());
+        self.rows.extend(doubtful.map(|stream| (stream, None)));
+        let written = rows.iter().map(|(row, _)| (*row).clone()).collect();
+        in_time(store.change_pods(replica, written, gone.clone())).await?;
+        self.rows.extend(rows.iter().map(|(row, hash)| (row.stream, Some(*hash))));
+        for stream in &gone {
+            self.rows.remove(stream);
+        }
+        Ok(count > CHANGES_MAX)
     }
 
-    /// Takes these rows for those that the database will have, and returns what differs.
-    fn change(&mut self, rows: Vec<PodRow>) -> Changes {
-        let mut former = std::mem::take(&mut self.rows);
-        let mut changes = Changes::default();
-        for row in rows {
-            let hash = self.hasher.hash_one(&row);
-            self.rows.insert(row.stream, hash);
-            if former.remove(&row.stream) != Some(hash) {
-                changes.rows.push(row);
-            }
+    /// What of these rows the database does not have, and what it has beside them.
+    fn changes<'r>(&self, rows: &'r [PodRow]) -> Changes<'r> {
+        let open: HashSet<_> = rows.iter().map(|row| row.stream).collect();
+        let hashes = rows.iter().map(|row| (row, self.hasher.hash_one(row)));
+        let differs = |(row, hash): &(&PodRow, u64)| {
+            self.rows.get(&row.stream).copied().flatten() != Some(*hash)
+        };
+        Changes {
+            rows: hashes.filter(differs).collect(),
+            gone: self.rows.keys().filter(|stream| !open.contains(stream)).copied().collect(),
         }
-        changes.gone = former.into_keys().collect();
-        changes
+    }
+
+    /// Notes that the database has rows of these streams alone: another replica may have taken this
+    /// one for gone, and a write that has failed here may have come late there.
+    fn correct(&mut self, streams: Vec<i64>) {
+        let former = std::mem::take(&mut self.rows);
+        let known = |stream| (stream, former.get(&stream).copied().flatten());
+        self.rows = streams.into_iter().map(known).collect();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use sqlx::{Connection, Executor};
 
     use super::*;
@@ -388,44 +409,89 @@ mod tests {
         rows.iter().map(|row| (row.stream, row.accepted, row.seen_at)).collect()
     }
 
-    #[test]
-    fn only_rows_that_differ_are_written() {
-        let mut reported = Reported::default();
-        assert_eq!(reported.change(vec![row(1, 1), row(2, 1)]).rows.len(), 2);
-        assert_eq!(reported.change(vec![row(1, 1), row(2, 1)]), Changes::default());
-        let changes = reported.change(vec![row(2, 2), row(3, 1)]);
-        assert_eq!(changes, Changes { rows: vec![row(2, 2), row(3, 1)], gone: vec![1] });
-        assert_eq!(reported.len(), 2);
+    async fn open(path: &Path) -> Store {
+        Store::open(&Database::Sqlite(path.to_owned())).await.unwrap()
+    }
+
+    async fn connect(path: &Path) -> sqlx::AnyConnection {
+        sqlx::AnyConnection::connect(&format!("sqlite://{}", path.display())).await.unwrap()
+    }
+
+    fn rows(versions: &[i64]) -> Vec<PodRow> {
+        (1..).zip(versions).map(|(at, version)| row(at, *version)).collect()
     }
 
     #[tokio::test]
     async fn the_database_has_each_change_and_rows_that_others_removed_are_written_again() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(&Database::Sqlite(dir.path().join("rules.db"))).await.unwrap();
-        let mut reported = None;
-        let all = |versions: &[i64]| (1..).zip(versions).map(|(at, it)| row(at, *it)).collect();
-        write(&store, "one", &mut reported, all(&[1, 1, 1]), true).await.unwrap();
+        let store = open(&dir.path().join("rules.db")).await;
+        let mut reported = Reported::default();
+        write(&store, "one", &mut reported, &rows(&[1, 1, 1]), true).await.unwrap();
         let first = listed(&store).await;
         sleep(Duration::from_millis(5)).await;
-        write(&store, "one", &mut reported, all(&[1, 2]), false).await.unwrap();
+        write(&store, "one", &mut reported, &rows(&[1, 2]), false).await.unwrap();
         let second = listed(&store).await;
         assert_eq!(second[0], first[0], "it is not written");
         assert_eq!((second.len(), second[1].1), (2, 2));
-        write(&store, "one", &mut reported, all(&[1, 2]), true).await.unwrap();
+        write(&store, "one", &mut reported, &rows(&[1, 2]), true).await.unwrap();
         assert!(listed(&store).await[0].2 > first[0].2, "it is marked as seen");
         // As another replica does with the rows of one that was silent.
         store.change_pods("one", Vec::new(), vec![1]).await.unwrap();
-        write(&store, "one", &mut reported, all(&[1, 2]), true).await.unwrap();
-        assert_eq!(listed(&store).await.len(), 2);
+        // As a write does that came after all.
+        store.change_pods("one", vec![row(9, 1)], Vec::new()).await.unwrap();
+        write(&store, "one", &mut reported, &rows(&[1, 2]), true).await.unwrap();
+        let third = listed(&store).await;
+        assert_eq!(third.iter().map(|it| (it.0, it.1)).collect::<Vec<_>>(), [(1, 1), (2, 2)]);
+    }
+
+    #[tokio::test]
+    async fn many_rows_are_written_in_steps_and_those_of_before_a_failure_not_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rules.db");
+        let store = open(&path).await;
+        let mut other = connect(&path).await;
+        let refuses = "CREATE TRIGGER refuses BEFORE INSERT ON pods WHEN NEW.stream = 300 \
+                       BEGIN SELECT RAISE(ABORT, 'refused'); END";
+        other.execute(refuses).await.unwrap();
+        let mut reported = Reported::default();
+        let mut all = rows(&[1; 2 * CHANGES_MAX + 1]);
+        assert!(write(&store, "one", &mut reported, &all, true).await.unwrap());
+        write(&store, "one", &mut reported, &all, false).await.unwrap_err();
+        let written = listed(&store).await;
+        assert_eq!(written.len(), CHANGES_MAX);
+        other.execute("DROP TRIGGER refuses").await.unwrap();
+        // A row whose write failed has left meanwhile.
+        all.remove(320);
+        sleep(Duration::from_millis(5)).await;
+        while write(&store, "one", &mut reported, &all, false).await.unwrap() {}
+        let all = listed(&store).await;
+        assert_eq!((all.len(), &all[..CHANGES_MAX]), (2 * CHANGES_MAX, &written[..]));
+    }
+
+    #[tokio::test]
+    async fn rows_of_replicas_that_ended_or_are_silent_are_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rules.db");
+        let store = open(&path).await;
+        write(&store, "one", &mut Reported::default(), &rows(&[1, 1]), true).await.unwrap();
+        let mut other = connect(&path).await;
+        other.execute("UPDATE pods SET seen_at = 1, replica = 'gone'").await.unwrap();
+        write(&store, "two", &mut Reported::default(), &rows(&[1]), true).await.unwrap();
+        assert!(store.refresh_pods("gone").await.unwrap().is_empty());
+        assert_eq!(store.refresh_pods("two").await.unwrap(), [1]);
+        store.write_fleet("two", "{}".to_owned()).await.unwrap();
+        assert_eq!(store.fleets().await.unwrap(), ["{}"]);
+        store.forget_replica("two").await.unwrap();
+        assert!(store.refresh_pods("two").await.unwrap().is_empty());
+        assert!(store.fleets().await.unwrap().is_empty());
     }
 
     #[tokio::test]
     async fn what_failed_is_reported_again_though_nothing_has_changed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rules.db");
-        let store = Store::open(&Database::Sqlite(path.clone())).await.unwrap();
-        let url = format!("sqlite://{}", path.display());
-        let mut other = sqlx::AnyConnection::connect(&url).await.unwrap();
+        let store = open(&path).await;
+        let mut other = connect(&path).await;
         other.execute("ALTER TABLE pods RENAME TO gone").await.unwrap();
         let streams = Streams::default();
         let _row = streams.add(row(0, 1), [127, 0, 0, 1].into()).unwrap();

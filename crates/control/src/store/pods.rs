@@ -5,19 +5,23 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::Serialize;
+use sqlx::Row;
 use sqlx::any::AnyRow;
-use sqlx::{Any, Row, Transaction};
 use utoipa::ToSchema;
 
 use super::write::PageQuery;
 use super::write::{Cell, bound, insert};
-use super::{Store, StoreResult, as_time};
+use super::{Backend, Store, StoreResult, as_time};
 
 /// A stream that no replica has reported for so long is gone.
 const GONE_AFTER: Duration = Duration::from_secs(30);
 
-/// Maximum number of streams that a statement names.
-const STREAMS_MAX: usize = 1000;
+/// Maximum number of streams that one write changes: with the longest texts some 3 MB, which a slow
+/// database writes in time.
+pub(crate) const CHANGES_MAX: usize = 250;
+
+/// The longest wait for rows that another replica holds.
+const LOCK_WAIT: &str = "SET LOCAL lock_timeout = '1s'";
 
 /// Maximum number of replicas whose pods are shown.
 const REPLICAS_MAX: i64 = 32;
@@ -157,21 +161,8 @@ impl Store {
         rows.iter().map(read).collect()
     }
 
-    /// Makes what `replica` reports exactly these streams, and forgets those of replicas that are
-    /// gone.
-    ///
-    /// # Errors
-    /// Fails if the database is not available.
-    pub async fn report_pods(&self, replica: &str, pods: Vec<PodRow>) -> StoreResult<()> {
-        let mut tx = self.pool.begin().await?;
-        let sql = "DELETE FROM pods WHERE replica = $1 OR seen_at <= $2";
-        let query = sqlx::query(sql).bind(replica.to_owned()).bind(gone_before());
-        query.execute(&mut *tx).await?;
-        insert_pods(tx, replica, pods).await
-    }
-
     /// Writes these streams of `replica`, which may be there already, and removes those with the
-    /// numbers `gone`.
+    /// numbers `gone`; both together at most [`CHANGES_MAX`].
     ///
     /// # Errors
     /// Fails if the database is not available.
@@ -186,41 +177,64 @@ impl Store {
             return Ok(());
         }
         let mut tx = self.pool.begin().await?;
-        for streams in former.chunks(STREAMS_MAX) {
-            let numbers: Vec<_> = streams.iter().map(i64::to_string).collect();
-            let numbers = numbers.join(",");
-            let sql = format!("DELETE FROM pods WHERE replica = $1 AND stream IN ({numbers})");
-            bound(&sql, vec![Cell::Text(replica.to_owned())]).execute(&mut *tx).await?;
-        }
-        insert_pods(tx, replica, pods).await
+        let numbers = former.iter().map(i64::to_string).collect::<Vec<_>>().join(",");
+        let sql = format!("DELETE FROM pods WHERE replica = $1 AND stream IN ({numbers})");
+        bound(&sql, vec![Cell::Text(replica.to_owned())]).execute(&mut *tx).await?;
+        let now = Timestamp::now().as_millisecond();
+        let rows = pods.into_iter().map(|pod| pod.cells(replica, now)).collect();
+        insert(&mut tx, &format!("pods ({COLUMNS}, domains)"), rows).await?;
+        Ok(tx.commit().await?)
     }
 
-    /// Marks all streams of `replica` as seen, and forgets those of replicas that are gone. Returns
-    /// how many streams of `replica` there are.
+    /// Marks all streams of `replica` as seen. Returns their numbers.
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn refresh_pods(&self, replica: &str) -> StoreResult<usize> {
-        let mut tx = self.pool.begin().await?;
+    pub async fn refresh_pods(&self, replica: &str) -> StoreResult<Vec<i64>> {
         let now = Timestamp::now().as_millisecond();
         let cells = vec![Cell::Int(now), Cell::Text(replica.to_owned())];
-        let seen = bound("UPDATE pods SET seen_at = $1 WHERE replica = $2", cells);
-        let seen = seen.execute(&mut *tx).await?.rows_affected();
-        let sql = "DELETE FROM pods WHERE seen_at <= $1";
-        bound(sql, vec![Cell::Int(gone_before())]).execute(&mut *tx).await?;
-        tx.commit().await?;
-        Ok(usize::try_from(seen).unwrap_or(usize::MAX))
+        let sql = "UPDATE pods SET seen_at = $1 WHERE replica = $2 RETURNING stream";
+        let rows = bound(sql, cells).fetch_all(&self.pool).await?;
+        rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
     }
 
-    /// Writes what the pods of `replica` said together, and forgets that of replicas that are gone.
+    /// Forgets what `replica` reported.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn forget_replica(&self, replica: &str) -> StoreResult<()> {
+        self.forget("replica = $1", Cell::Text(replica.to_owned())).await
+    }
+
+    /// Forgets what replicas that are gone reported. It is a write of its own, so that no replica
+    /// that stopped within a write keeps the others from their own.
+    ///
+    /// # Errors
+    /// Fails if the database is not available, or such a replica holds the rows.
+    pub async fn forget_gone_replicas(&self) -> StoreResult<()> {
+        self.forget("seen_at <= $1", Cell::Int(gone_before())).await
+    }
+
+    async fn forget(&self, which: &str, parameter: Cell) -> StoreResult<()> {
+        let mut tx = self.pool.begin().await?;
+        if self.backend == Backend::Postgres {
+            bound(LOCK_WAIT, Vec::new()).execute(&mut *tx).await?;
+        }
+        for table in ["pods", "fleets"] {
+            let sql = format!("DELETE FROM {table} WHERE {which}");
+            bound(&sql, vec![parameter.clone()]).execute(&mut *tx).await?;
+        }
+        Ok(tx.commit().await?)
+    }
+
+    /// Writes what the pods of `replica` said together.
     ///
     /// # Errors
     /// Fails if the database is not available.
     pub(crate) async fn write_fleet(&self, replica: &str, sums: String) -> StoreResult<()> {
         let mut tx = self.pool.begin().await?;
-        let sql = "DELETE FROM fleets WHERE replica = $1 OR seen_at <= $2";
-        let cells = vec![Cell::Text(replica.to_owned()), Cell::Int(gone_before())];
-        bound(sql, cells).execute(&mut *tx).await?;
+        let sql = "DELETE FROM fleets WHERE replica = $1";
+        bound(sql, vec![Cell::Text(replica.to_owned())]).execute(&mut *tx).await?;
         let now = Timestamp::now().as_millisecond();
         let row = vec![Cell::Text(replica.to_owned()), Cell::Int(now), Cell::Text(sums)];
         insert(&mut tx, "fleets (replica, seen_at, sums)", vec![row]).await?;
@@ -238,18 +252,6 @@ impl Store {
         let rows = bound(sql, cells).fetch_all(&self.pool).await?;
         rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
     }
-}
-
-/// Writes streams, and commits.
-async fn insert_pods(
-    mut tx: Transaction<'static, Any>,
-    replica: &str,
-    pods: Vec<PodRow>,
-) -> StoreResult<()> {
-    let now = Timestamp::now().as_millisecond();
-    let rows = pods.into_iter().map(|pod| pod.cells(replica, now)).collect();
-    insert(&mut tx, &format!("pods ({COLUMNS}, domains)"), rows).await?;
-    Ok(tx.commit().await?)
 }
 
 /// The table and the condition of streams that are open, and its parameters: of pods that get one

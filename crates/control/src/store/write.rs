@@ -91,7 +91,7 @@ pub struct PublisherLock {
 }
 
 /// A value of a row that is inserted.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Cell {
     Int(i64),
     Text(String),

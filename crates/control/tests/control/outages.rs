@@ -7,8 +7,9 @@ use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
 use envoy_types::pb::google::protobuf::{Struct, Value as Field, value::Kind};
 use futures_util::future::join_all;
-use ratelease_control::store::Database;
+use ratelease_control::store::{Database, PodRow, Store};
 use serde_json::json;
+use sqlx::{Connection, Executor};
 use tokio::sync::watch;
 
 use super::faults::REFUSED_WITHIN;
@@ -95,6 +96,61 @@ async fn a_slow_postgres_is_waited_for_and_one_that_is_too_slow_refuses_writes_i
     pod.accept(&third).await;
     none_is_half_applied(&server).await;
     server.stop().await;
+}
+
+/// As a replica leaves them whose machine has stopped within a write.
+#[tokio::test]
+async fn rows_that_another_replica_holds_keep_none_from_reporting_its_pods() {
+    let place = Place::postgres().await;
+    let store = Store::open(&place.database()).await.unwrap();
+    let stopped = PodRow { stream: 1, node: "stopped".to_owned(), ..PodRow::default() };
+    store.change_pods("stopped", vec![stopped], Vec::new()).await.unwrap();
+    let url = place.postgres.as_ref().unwrap().url();
+    let mut other = sqlx::AnyConnection::connect(&url).await.unwrap();
+    other.execute("UPDATE pods SET seen_at = 1 WHERE replica = 'stopped'").await.unwrap();
+    let mut write = other.begin().await.unwrap();
+    write.execute("UPDATE pods SET sent = 1 WHERE replica = 'stopped'").await.unwrap();
+
+    let began = now();
+    store.forget_gone_replicas().await.unwrap_err();
+    assert!(began.elapsed() < REFUSED_WITHIN / 2, "{:?}", began.elapsed());
+    let server = place.serve().await;
+    let _pod = Pod::connect(&server, node("edge", "test"), &[RULES]).await;
+    let listed = async || {
+        let list = server.json("/v1/pods").await;
+        (list["pods"].as_array()?.len() == 1).then_some(())
+    };
+    wait_for("the pod", listed).await;
+    write.rollback().await.unwrap();
+    store.forget_gone_replicas().await.unwrap();
+    assert!(store.refresh_pods("stopped").await.unwrap().is_empty());
+    store.close().await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_replica_that_ends_leaves_no_pods_behind() {
+    let place = Place::postgres().await;
+    let (first, second) = (place.serve().await, place.serve().await);
+    let _pod = Pod::connect(&first, node("edge", "test"), &[RULES]).await;
+    let count = async |count: usize| {
+        let list = second.json("/v1/pods").await;
+        (list["pods"].as_array()?.len() == count).then_some(())
+    };
+    wait_for("the pod", async || count(1).await).await;
+    first.stop().await;
+    assert_eq!(second.json("/v1/pods").await["pods"], json!([]));
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn a_control_plane_ends_while_its_database_is_silent() {
+    let place = Place::postgres().await;
+    let (proxy, server, _pod) = with_pod(&place).await;
+    proxy.set(Fault::Hole);
+    // What it runs is written while nothing answers.
+    let _other = Pod::connect(&server, node("other", "test"), &[RULES]).await;
+    tokio::time::timeout(REFUSED_WITHIN, server.stop()).await.expect("it ends");
 }
 
 #[tokio::test]
