@@ -29,8 +29,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use jiff::Timestamp;
-pub(crate) use pods::CHANGES_MAX;
-pub use pods::PodRow;
+pub use pods::{CHANGES_MAX, PodRow};
 pub(crate) use rollouts::share;
 pub use rollouts::{
     Bound, Choice, CountKey, HitCount, LABEL_BYTES_MAX, NewRollout, ReplicaCount, Rollout,

@@ -301,12 +301,13 @@ pub async fn report(store: Store, streams: Streams, replica: String) {
     refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut is_due = false;
     loop {
-        is_due |= refresh.tick().now_or_never().is_some();
+        let mut ticks = || refresh.tick().now_or_never().is_some();
+        is_due |= ticks();
         let rows = streams.rows();
-        match write(&store, &replica, &mut reported, &rows, is_due).await {
-            Ok(has_more) => {
-                (is_due, pause) = (false, PAUSE);
-                if has_more {
+        match write(&store, &replica, &mut reported, &rows, is_due, &mut ticks).await {
+            Ok(is_cut_short) => {
+                (is_due, pause) = (is_cut_short, PAUSE);
+                if is_cut_short {
                     continue;
                 }
             }
@@ -328,42 +329,56 @@ pub async fn report(store: Store, streams: Streams, replica: String) {
     }
 }
 
-/// Makes some rows of `replica` those that are given, and returns whether others are left. If it
-/// `is_due`, marks all as seen before, and forgets those of replicas that are gone.
+/// Makes the rows of `replica` these; not all of them if `ticks` says meanwhile that all have to be
+/// marked as seen again. Returns whether it has. If it `is_due`, marks all as seen before, and forgets
+/// those of replicas that are gone.
 async fn write(
     store: &Store,
     replica: &str,
     reported: &mut Reported,
     rows: &[PodRow],
     is_due: bool,
+    ticks: &mut impl FnMut() -> bool,
 ) -> StoreResult<bool> {
     if is_due {
         reported.correct(in_time(store.refresh_pods(replica)).await?);
         // The next time will do as well: nobody reads these.
         let _ = in_time(store.forget_gone_replicas()).await;
     }
-    reported.write(store, replica, rows).await
+    let Changes { rows, gone } = reported.changes(rows);
+    let (mut rows, mut gone) = (rows.as_slice(), gone.as_slice());
+    while !rows.is_empty() || !gone.is_empty() {
+        let (now, later) = rows.split_at(rows.len().min(CHANGES_MAX));
+        let (left, leaving) = gone.split_at(gone.len().min(CHANGES_MAX - now.len()));
+        reported.write(store, replica, now, left).await?;
+        (rows, gone) = (later, leaving);
+        if ticks() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 // === impl Reported ===
 
 impl Reported {
-    /// Writes as much of what differs as one write takes: it stays if the next one fails. Returns
-    /// whether anything is left.
-    async fn write(&mut self, store: &Store, replica: &str, rows: &[PodRow]) -> StoreResult<bool> {
-        let Changes { mut rows, mut gone } = self.changes(rows);
-        let count = rows.len() + gone.len();
-        rows.truncate(CHANGES_MAX);
-        gone.truncate(CHANGES_MAX - rows.len());
+    /// Writes some changes, at most [`CHANGES_MAX`].
+    async fn write(
+        &mut self,
+        store: &Store,
+        replica: &str,
+        rows: &[(&PodRow, u64)],
+        gone: &[i64],
+    ) -> StoreResult<()> {
         let doubtful = rows.iter().map(|(row, _)| row.stream).chain(gone.iter().copied());
         self.rows.extend(doubtful.map(|stream| (stream, None)));
         let written = rows.iter().map(|(row, _)| (*row).clone()).collect();
-        in_time(store.change_pods(replica, written, gone.clone())).await?;
+        in_time(store.change_pods(replica, written, gone.to_vec())).await?;
         self.rows.extend(rows.iter().map(|(row, hash)| (row.stream, Some(*hash))));
-        for stream in &gone {
+        for stream in gone {
             self.rows.remove(stream);
         }
-        Ok(count > CHANGES_MAX)
+        Ok(())
     }
 
     /// What of these rows the database does not have, and what it has beside them.
@@ -426,20 +441,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = open(&dir.path().join("rules.db")).await;
         let mut reported = Reported::default();
-        write(&store, "one", &mut reported, &rows(&[1, 1, 1]), true).await.unwrap();
+        write(&store, "one", &mut reported, &rows(&[1, 1, 1]), true, &mut || false).await.unwrap();
         let first = listed(&store).await;
         sleep(Duration::from_millis(5)).await;
-        write(&store, "one", &mut reported, &rows(&[1, 2]), false).await.unwrap();
+        write(&store, "one", &mut reported, &rows(&[1, 2]), false, &mut || false).await.unwrap();
         let second = listed(&store).await;
         assert_eq!(second[0], first[0], "it is not written");
         assert_eq!((second.len(), second[1].1), (2, 2));
-        write(&store, "one", &mut reported, &rows(&[1, 2]), true).await.unwrap();
+        write(&store, "one", &mut reported, &rows(&[1, 2]), true, &mut || false).await.unwrap();
         assert!(listed(&store).await[0].2 > first[0].2, "it is marked as seen");
         // As another replica does with the rows of one that was silent.
         store.change_pods("one", Vec::new(), vec![1]).await.unwrap();
         // As a write does that came after all.
         store.change_pods("one", vec![row(9, 1)], Vec::new()).await.unwrap();
-        write(&store, "one", &mut reported, &rows(&[1, 2]), true).await.unwrap();
+        write(&store, "one", &mut reported, &rows(&[1, 2]), true, &mut || false).await.unwrap();
         let third = listed(&store).await;
         assert_eq!(third.iter().map(|it| (it.0, it.1)).collect::<Vec<_>>(), [(1, 1), (2, 2)]);
     }
@@ -455,15 +470,16 @@ mod tests {
         other.execute(refuses).await.unwrap();
         let mut reported = Reported::default();
         let mut all = rows(&[1; 2 * CHANGES_MAX + 1]);
-        assert!(write(&store, "one", &mut reported, &all, true).await.unwrap());
-        write(&store, "one", &mut reported, &all, false).await.unwrap_err();
+        let is_cut_short = write(&store, "one", &mut reported, &all, true, &mut || true).await;
+        assert!(is_cut_short.unwrap());
+        write(&store, "one", &mut reported, &all, false, &mut || false).await.unwrap_err();
         let written = listed(&store).await;
         assert_eq!(written.len(), CHANGES_MAX);
         other.execute("DROP TRIGGER refuses").await.unwrap();
         // A row whose write failed has left meanwhile.
         all.remove(320);
         sleep(Duration::from_millis(5)).await;
-        while write(&store, "one", &mut reported, &all, false).await.unwrap() {}
+        assert!(!write(&store, "one", &mut reported, &all, false, &mut || false).await.unwrap());
         let all = listed(&store).await;
         assert_eq!((all.len(), &all[..CHANGES_MAX]), (2 * CHANGES_MAX, &written[..]));
     }
@@ -473,10 +489,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rules.db");
         let store = open(&path).await;
-        write(&store, "one", &mut Reported::default(), &rows(&[1, 1]), true).await.unwrap();
+        write(&store, "one", &mut Reported::default(), &rows(&[1, 1]), true, &mut || false)
+            .await
+            .unwrap();
         let mut other = connect(&path).await;
         other.execute("UPDATE pods SET seen_at = 1, replica = 'gone'").await.unwrap();
-        write(&store, "two", &mut Reported::default(), &rows(&[1]), true).await.unwrap();
+        write(&store, "two", &mut Reported::default(), &rows(&[1]), true, &mut || false)
+            .await
+            .unwrap();
         assert!(store.refresh_pods("gone").await.unwrap().is_empty());
         assert_eq!(store.refresh_pods("two").await.unwrap(), [1]);
         store.write_fleet("two", "{}".to_owned()).await.unwrap();

@@ -18,7 +18,7 @@ const GONE_AFTER: Duration = Duration::from_secs(30);
 
 /// Maximum number of streams that one write changes: with the longest texts some 3 MB, which a slow
 /// database writes in time.
-pub(crate) const CHANGES_MAX: usize = 250;
+pub const CHANGES_MAX: usize = 250;
 
 /// The longest wait for rows that another replica holds.
 const LOCK_WAIT: &str = "SET LOCAL lock_timeout = '1s'";
