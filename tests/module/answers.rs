@@ -171,8 +171,9 @@ async fn hits_that_a_stream_has_cost_are_counted_when_it_ends() {
     let rules = Rules::new(&file("costs", &[rule("path", 10, "")]));
     let mut options = Options::new("costs", &rules)
         .filter(json!({"enable_x_ratelimit_headers": "DRAFT_VERSION_03"}));
-    // A stream is no longer active before its filters are told that it has ended. One worker does
-    // both before it serves the next request; of two, the other might serve it in between.
+    // Envoy lowers the gauge of active requests before it tells the filters that a stream has ended.
+    // One worker does both before it serves the next request; of two, the other could serve it in
+    // between.
     options.concurrency = 1;
     let path = &by_path()[0]["actions"];
     options.rate_limits = json!([

@@ -305,11 +305,15 @@ pub async fn report(store: Store, streams: Streams, replica: String) {
         is_due |= ticks();
         let rows = streams.rows();
         match write(&store, &replica, &mut reported, &rows, is_due, &mut ticks).await {
-            Ok(is_cut_short) => {
-                (is_due, pause) = (is_cut_short, PAUSE);
-                if is_cut_short {
-                    continue;
-                }
+            // The rest is written at once.
+            Ok(true) => (is_due, pause) = (true, PAUSE),
+            Ok(false) => {
+                pause = PAUSE;
+                sleep(pause).await;
+                is_due = tokio::select! {
+                    () = streams.changed() => false,
+                    _ = refresh.tick() => true,
+                };
             }
             // What failed is tried again, whether or not a pod changes meanwhile.
             Err(error) => {
@@ -318,14 +322,8 @@ pub async fn report(store: Store, streams: Streams, replica: String) {
                 }
                 pause = (pause * 2).min(PAUSE_MAX);
                 sleep(pause).await;
-                continue;
             }
         }
-        sleep(pause).await;
-        is_due = tokio::select! {
-            () = streams.changed() => false,
-            _ = refresh.tick() => true,
-        };
     }
 }
 
@@ -342,7 +340,7 @@ async fn write(
 ) -> StoreResult<bool> {
     if is_due {
         reported.correct(in_time(store.refresh_pods(replica)).await?);
-        // The next time will do as well: nobody reads these.
+        // If it fails, the next refresh removes them: readers leave out rows that are not fresh.
         let _ = in_time(store.forget_gone_replicas()).await;
     }
     let Changes { rows, gone } = reported.changes(rows);
@@ -405,9 +403,8 @@ impl Reported {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use sqlx::{Connection, Executor};
+    use sqlx::{AnyConnection, Connection, Executor};
+    use tempfile::TempDir;
 
     use super::*;
     use crate::store::Database;
@@ -424,22 +421,38 @@ mod tests {
         rows.iter().map(|row| (row.stream, row.accepted, row.seen_at)).collect()
     }
 
-    async fn open(path: &Path) -> Store {
-        Store::open(&Database::Sqlite(path.to_owned())).await.unwrap()
-    }
-
-    async fn connect(path: &Path) -> sqlx::AnyConnection {
-        sqlx::AnyConnection::connect(&format!("sqlite://{}", path.display())).await.unwrap()
+    /// A database in a directory, and a second connection to it.
+    async fn database() -> (TempDir, Store, AnyConnection) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rules.db");
+        let store = Store::open(&Database::Sqlite(path.clone())).await.unwrap();
+        let other = AnyConnection::connect(&format!("sqlite://{}", path.display())).await.unwrap();
+        (dir, store, other)
     }
 
     fn rows(versions: &[i64]) -> Vec<PodRow> {
         (1..).zip(versions).map(|(at, version)| row(at, *version)).collect()
     }
 
+    #[test]
+    fn only_rows_that_differ_are_written() {
+        let mut reported = Reported::default();
+        let first = rows(&[1, 1]);
+        let Changes { rows: differing, gone } = reported.changes(&first);
+        assert_eq!((differing.len(), gone), (2, vec![]));
+        reported.rows.extend(differing.iter().map(|(row, hash)| (row.stream, Some(*hash))));
+        let Changes { rows: differing, gone } = reported.changes(&first);
+        assert_eq!((differing, gone), (vec![], vec![]));
+        let second = [row(2, 2), row(3, 1)];
+        let Changes { rows: differing, gone } = reported.changes(&second);
+        let differing: Vec<_> = differing.into_iter().map(|(row, _)| row.clone()).collect();
+        assert_eq!((differing.as_slice(), gone), (&second[..], vec![1]));
+        assert_eq!(reported.rows.len(), 2);
+    }
+
     #[tokio::test]
     async fn the_database_has_each_change_and_rows_that_others_removed_are_written_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = open(&dir.path().join("rules.db")).await;
+        let (_dir, store, _other) = database().await;
         let mut reported = Reported::default();
         write(&store, "one", &mut reported, &rows(&[1, 1, 1]), true, &mut || false).await.unwrap();
         let first = listed(&store).await;
@@ -452,6 +465,8 @@ mod tests {
         assert!(listed(&store).await[0].2 > first[0].2, "it is marked as seen");
         // As another replica does with the rows of one that was silent.
         store.change_pods("one", Vec::new(), vec![1]).await.unwrap();
+        write(&store, "one", &mut reported, &rows(&[1, 2]), true, &mut || false).await.unwrap();
+        assert_eq!(listed(&store).await.len(), 2);
         // As a write does that came after all.
         store.change_pods("one", vec![row(9, 1)], Vec::new()).await.unwrap();
         write(&store, "one", &mut reported, &rows(&[1, 2]), true, &mut || false).await.unwrap();
@@ -461,10 +476,7 @@ mod tests {
 
     #[tokio::test]
     async fn many_rows_are_written_in_steps_and_those_of_before_a_failure_not_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("rules.db");
-        let store = open(&path).await;
-        let mut other = connect(&path).await;
+        let (_dir, store, mut other) = database().await;
         let refuses = "CREATE TRIGGER refuses BEFORE INSERT ON pods WHEN NEW.stream = 300 \
                        BEGIN SELECT RAISE(ABORT, 'refused'); END";
         other.execute(refuses).await.unwrap();
@@ -486,13 +498,10 @@ mod tests {
 
     #[tokio::test]
     async fn rows_of_replicas_that_ended_or_are_silent_are_forgotten() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("rules.db");
-        let store = open(&path).await;
+        let (_dir, store, mut other) = database().await;
         write(&store, "one", &mut Reported::default(), &rows(&[1, 1]), true, &mut || false)
             .await
             .unwrap();
-        let mut other = connect(&path).await;
         other.execute("UPDATE pods SET seen_at = 1, replica = 'gone'").await.unwrap();
         write(&store, "two", &mut Reported::default(), &rows(&[1]), true, &mut || false)
             .await
@@ -508,10 +517,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_failed_is_reported_again_though_nothing_has_changed() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("rules.db");
-        let store = open(&path).await;
-        let mut other = connect(&path).await;
+        let (_dir, store, mut other) = database().await;
         other.execute("ALTER TABLE pods RENAME TO gone").await.unwrap();
         let streams = Streams::default();
         let _row = streams.add(row(0, 1), [127, 0, 0, 1].into()).unwrap();
