@@ -16,7 +16,7 @@ use tracing::{error, info};
 
 use crate::cores::{Cores, Slot};
 use crate::io::Connection;
-use crate::pool::{ConnectionGuard, OpenConnections};
+use crate::pool::{ConnectionGuard, OpenConnections, PoolFull};
 
 /// Pause after an error that the next attempt would meet too, such as too many open files. File
 /// descriptors are freed when connections end, and no event announces that.
@@ -214,13 +214,11 @@ async fn admit_or_evict(
     address: Option<IpAddr>,
 ) -> Option<ConnectionGuard> {
     for _ in 0..EVICTION_WAITS {
-        if let Some(guard) = open.admit(address) {
-            return Some(guard);
+        match open.admit(address) {
+            Ok(guard) => return Some(guard),
+            Err(PoolFull::MakingRoom) => open.wait_for_close(EVICTION_WAIT_MAX).await,
+            Err(PoolFull::AllInUse) => break, // the next one need not wait for that
         }
-        if !open.is_making_room() {
-            break; // all have calls in use: the next one need not wait for that
-        }
-        open.wait_for_close(EVICTION_WAIT_MAX).await;
     }
     open.note_refused();
     None

@@ -39,7 +39,7 @@ pub use http::{Client, HttpServer};
 pub use io::{Connection, PREFACE};
 pub use pool::{
     CONNECTIONS_MAX, ConnectionGuard, ConnectionHandle, IncompleteRequest, LongLivedStream,
-    OpenConnections, Peer, RequestInUse,
+    OpenConnections, Peer, PoolFull, RequestInUse,
 };
 pub use turn::TurnHandle;
 pub use unread::{AnswerBody, UnreadAnswers, UnreadBounds};

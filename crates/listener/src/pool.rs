@@ -76,6 +76,15 @@ struct Pool {
     idle_max: u32,
 }
 
+/// Why a connection is not admitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolFull {
+    /// There will be room as soon as a connection has ended that has to close at once.
+    MakingRoom,
+    /// No connection can be closed: all have requests in use.
+    AllInUse,
+}
+
 /// What counts as the use of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UseBy {
@@ -200,15 +209,15 @@ impl OpenConnections {
         members.by_peer.get(&Peer::of(address)).is_some_and(|own| *own >= self.0.of_peer_max)
     }
 
-    /// Admits a connection from this address; `None` if there is no room for it yet.
-    pub fn admit(&self, address: Option<IpAddr>) -> Option<ConnectionGuard> {
+    /// Admits a connection from this address. A full pool closes others for it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no room yet, and says whether there will be.
+    pub fn admit(&self, address: Option<IpAddr>) -> Result<ConnectionGuard, PoolFull> {
         let mut members = self.0.members.lock();
         if members.open.len() >= self.0.max {
-            if self.close_group(&members) == 0 {
-                // Connections that were asked to go away, or else the next one, get no more time.
-                self.evict(&members, Close::AtOnce);
-            }
-            return None;
+            return Err(self.make_room(&members));
         }
         let accepted = self.0.accepted.fetch_add(1, Ordering::Relaxed) + 1;
         let member = members.add(address, accepted);
@@ -221,7 +230,7 @@ impl OpenConnections {
             self.0.is_nearly_full.store(false, Ordering::Relaxed);
         }
         let handle = ConnectionHandle { pool: self.clone(), member };
-        Some(ConnectionGuard { handle, waiting: PendingStreams::default() })
+        Ok(ConnectionGuard { handle, waiting: PendingStreams::default() })
     }
 
     /// Resolves once a connection has ended, or after `limit`.
@@ -229,10 +238,16 @@ impl OpenConnections {
         let _ = timeout(limit, self.0.closed.notified()).await;
     }
 
-    /// Whether a connection that has to close at once has not ended yet.
-    pub(super) fn is_making_room(&self) -> bool {
-        let members = self.0.members.lock();
-        members.open.values().any(|member| *member.close.borrow() == Close::AtOnce)
+    /// Closes connections of a full pool, and says whether any is closing. That is read while no
+    /// connection can end: one that has ended since has left room, which looks like none closing.
+    fn make_room(&self, members: &Members) -> PoolFull {
+        if self.close_group(members) == 0 {
+            // Connections that were asked to go away, or else the next one, get no more time.
+            self.evict(members, Close::AtOnce);
+        }
+        let mut all = members.open.values();
+        let is_any_closing = all.any(|member| *member.close.borrow() == Close::AtOnce);
+        if is_any_closing { PoolFull::MakingRoom } else { PoolFull::AllInUse }
     }
 
     /// Closes a group of connections that were never answered, if they are half of all. Returns

@@ -90,3 +90,19 @@ async fn a_connection_is_refused_only_if_no_other_ends() {
     assert!(accepted.is_some());
     assert_eq!(open.count(), MAX);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_ends_at_the_moment_it_is_asked_to_leaves_room_for_the_new_one() {
+    const CONNECTIONS: usize = 50_000;
+    let open = OpenConnections::new(2);
+    let connections = connections(Endless, None, open.clone()).take(CONNECTIONS);
+    let serve = |accepted: Accepted<Endless>| async move {
+        let serving = accepted.guard.handle().clone();
+        tokio::spawn(async move {
+            serving.run_until_closed().await;
+            drop(accepted);
+        });
+    };
+    connections.for_each(serve).await;
+    assert_eq!(open.refused(), 0);
+}

@@ -38,7 +38,7 @@ fn active_connections_that_nearly_fill_a_pool_stay_open() {
     let fleet: Vec<_> = (0..64).map(|_| open.admit(None).expect("room")).collect();
     fleet.iter().for_each(|guard| guard.handle.note_answer());
     assert_eq!((asked_to_close(&fleet), open.evicted()), (vec![], 0));
-    assert!(open.admit(None).is_none(), "the pool is full");
+    assert!(open.admit(None).is_err(), "the pool is full");
     assert_eq!(asked_to_close(&fleet), [0]);
 }
 
@@ -79,9 +79,9 @@ fn a_full_pool_closes_a_group_that_was_never_answered_once() {
     let open = OpenConnections::new(MAX);
     let guards: Vec<_> = (0..MAX).map(|_| open.admit(None).expect("room")).collect();
     guards.iter().step_by(2).for_each(|guard| guard.handle.note_answer());
-    assert!(open.admit(None).is_none());
+    assert!(open.admit(None).is_err());
     assert_eq!(asked_to_close(&guards), [1, 3, 5, 7], "the oldest of those without an answer");
-    assert!(open.admit(None).is_none());
+    assert!(open.admit(None).is_err());
     assert_eq!(asked_to_close(&guards).len(), 5, "one more, while the group still closes");
     drop(guards);
     assert_eq!((open.evicted(), open.count()), (5, 0));
@@ -95,7 +95,7 @@ fn a_new_connection_whose_first_call_waits_outlasts_idle_ones() {
     idle.iter().for_each(|guard| guard.handle.note_answer());
     let waiting = open.admit(None).expect("room");
     for closed in 1..10 {
-        assert!(open.admit(None).is_none());
+        assert!(open.admit(None).is_err());
         assert_eq!(asked_to_close(&idle).len(), closed);
         assert!(!is_asked_to_close(&waiting));
     }
@@ -145,12 +145,12 @@ fn a_full_pool_cuts_off_connections_that_were_asked_to_close() {
     let open = OpenConnections::new(8);
     let guards: Vec<_> = (0..8).map(|_| admit(&open, None)).collect();
     assert_eq!(asked_to_close(&guards), [0]);
-    assert!(open.admit(None).is_none());
+    assert!(open.admit(None).is_err());
     assert_eq!(*guards[0].handle.member.close.borrow(), Close::AtOnce);
-    assert!(open.admit(None).is_none());
+    assert!(open.admit(None).is_err());
     assert_eq!(*guards[1].handle.member.close.borrow(), Close::AtOnce);
     drop(guards);
-    assert!(open.admit(None).is_some());
+    assert!(open.admit(None).is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -249,14 +249,14 @@ fn a_crowd_without_requests_gives_way_to_any_other_client() {
         // Answers that no valid request caused, such as to a ping, are no use.
         crowd.iter().for_each(note_answer);
         let new = loop {
-            if let Some(new) = open.admit(addresses(3)) {
+            if let Ok(new) = open.admit(addresses(3)) {
                 break new;
             }
             assert!(!is_asked_to_close(&honest));
             crowd.retain(|guard| !is_asked_to_close(guard));
         };
         assert!(!is_asked_to_close(&new));
-        crowd.extend((0..).map_while(|at| open.admit(addresses(1 + at % 2))));
+        crowd.extend((0..).map_while(|at| open.admit(addresses(1 + at % 2)).ok()));
         crowd.retain(|guard| !is_asked_to_close(guard));
         assert!(!is_asked_to_close(&new) && !is_asked_to_close(&honest));
     }
@@ -272,14 +272,14 @@ fn a_client_that_asks_on_all_its_connections_gives_way_to_any_other() {
     for _ in 0..100 {
         crowd.iter().for_each(ask);
         let new = loop {
-            if let Some(new) = open.admit(addresses(2)) {
+            if let Ok(new) = open.admit(addresses(2)) {
                 break new;
             }
             crowd.retain(|guard| !is_asked_to_close(guard));
         };
         // One more of the crowd, which asks before the new client does.
         let more = loop {
-            if let Some(more) = open.admit(addresses(1)) {
+            if let Ok(more) = open.admit(addresses(1)) {
                 break more;
             }
             assert!(!is_asked_to_close(&new));
@@ -296,9 +296,9 @@ fn a_full_pool_says_whether_it_is_making_room() {
     let open = of_known_clients(2);
     let guards: Vec<_> = (1..3).map(|last| open.admit(addresses(last)).expect("room")).collect();
     let mut requests: Vec<_> = guards.iter().map(|guard| guard.handle.begin_request()).collect();
-    assert!(open.admit(addresses(4)).is_none() && !open.is_making_room());
+    assert_eq!(open.admit(addresses(4)).unwrap_err(), PoolFull::AllInUse);
     requests.pop();
-    assert!(open.admit(addresses(4)).is_none() && open.is_making_room());
+    assert_eq!(open.admit(addresses(4)).unwrap_err(), PoolFull::MakingRoom);
 }
 
 #[test]
@@ -306,10 +306,10 @@ fn a_connection_with_a_request_in_use_closes_for_no_other() {
     let open = of_known_clients(3);
     let guards: Vec<_> = (1..4).map(|last| open.admit(addresses(last)).expect("room")).collect();
     let mut requests: Vec<_> = guards.iter().map(|guard| guard.handle.begin_request()).collect();
-    assert!(open.admit(addresses(4)).is_none());
+    assert!(open.admit(addresses(4)).is_err());
     assert_eq!(asked_to_close(&guards), [] as [usize; 0]);
     drop(requests.remove(1));
-    assert!(open.admit(addresses(4)).is_none());
+    assert!(open.admit(addresses(4)).is_err());
     assert_eq!(asked_to_close(&guards), [1]);
 }
 
@@ -348,11 +348,11 @@ async fn a_stream_in_use_keeps_its_connection_and_its_end_is_seen() {
     let guard = open.admit(None).unwrap();
     let handle = guard.handle().clone();
     let stream = handle.begin_stream();
-    assert!(open.admit(None).is_none() && handle.close_requested().now_or_never().is_none());
+    assert!(open.admit(None).is_err() && handle.close_requested().now_or_never().is_none());
     assert_eq!(handle.streams(), 1);
     drop(stream);
     assert_eq!(handle.streams(), 0);
-    assert!(open.admit(None).is_none() && handle.close_requested().now_or_never().is_some());
+    assert!(open.admit(None).is_err() && handle.close_requested().now_or_never().is_some());
     assert!(handle.ended().now_or_never().is_none(), "it was only asked to close");
     drop(guard);
     handle.ended().await;
