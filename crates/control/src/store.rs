@@ -115,6 +115,18 @@ const LEADER_KEEPALIVES: &str = "SET tcp_keepalives_idle = 10; SET tcp_keepalive
 /// process only.
 pub(crate) struct Lead(Option<AnyConnection>);
 
+// === impl Backend ===
+
+impl Backend {
+    /// The time by the database's clock, as an expression: milliseconds since the Unix epoch.
+    const fn clock(self) -> &'static str {
+        match self {
+            Self::Postgres => "CAST(EXTRACT(EPOCH FROM CLOCK_TIMESTAMP()) * 1000 AS BIGINT)",
+            Self::Sqlite => "CAST((JULIANDAY('now') - 2440587.5) * 86400000 AS INTEGER)",
+        }
+    }
+}
+
 // === impl Lead ===
 
 impl Lead {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use serde::Serialize;
 use sqlx::Row;
 use sqlx::any::AnyRow;
@@ -71,7 +70,8 @@ pub struct PodRow {
     /// and not read again.
     #[serde(skip)]
     pub domains: Option<Arc<[String]>>,
-    /// When the replica reported it last, in milliseconds since the Unix epoch.
+    /// When the replica reported it last, in milliseconds since the Unix epoch by the database's
+    /// clock.
     #[serde(skip)]
     pub seen_at: i64,
     /// When the version that it has not answered yet was published; 0 if it has answered. Only its
@@ -108,7 +108,7 @@ impl Store {
         after: &str,
         limit: usize,
     ) -> StoreResult<(Vec<PodRow>, bool)> {
-        let (from, mut cells) = open_streams(domains);
+        let (from, mut cells) = self.open_streams(domains);
         cells.push(Cell::Text(after.to_owned()));
         let query = PageQuery {
             columns: COLUMNS,
@@ -129,7 +129,7 @@ impl Store {
     /// Fails if the database is not available.
     pub async fn connected_pods(&self, domains: Option<&[String]>) -> StoreResult<Vec<PodRow>> {
         let columns = COLUMNS.replace("agent", "'' AS agent").replace("fault", "'' AS fault");
-        let (from, cells) = open_streams(domains);
+        let (from, cells) = self.open_streams(domains);
         let sql = format!("SELECT {columns} FROM {from}");
         let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
         rows.iter().map(PodRow::read).collect()
@@ -141,7 +141,7 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub(crate) async fn pod_versions(&self) -> StoreResult<Vec<PodRow>> {
-        let (from, cells) = open_streams(None);
+        let (from, cells) = self.open_streams(None);
         let sql = format!("SELECT replica, node, peer, accepted, domains FROM {from}");
         let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
         let read = |row: &AnyRow| {
@@ -180,8 +180,8 @@ impl Store {
         let numbers = former.iter().map(i64::to_string).collect::<Vec<_>>().join(",");
         let sql = format!("DELETE FROM pods WHERE replica = $1 AND stream IN ({numbers})");
         bound(&sql, vec![Cell::Text(replica.to_owned())]).execute(&mut *tx).await?;
-        let now = Timestamp::now().as_millisecond();
-        let rows = pods.into_iter().map(|pod| pod.cells(replica, now)).collect();
+        let clock = self.backend.clock();
+        let rows = pods.into_iter().map(|pod| pod.cells(replica, clock)).collect();
         insert(&mut tx, &format!("pods ({COLUMNS}, domains)"), rows).await?;
         Ok(tx.commit().await?)
     }
@@ -191,10 +191,10 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn refresh_pods(&self, replica: &str) -> StoreResult<Vec<i64>> {
-        let now = Timestamp::now().as_millisecond();
-        let cells = vec![Cell::Int(now), Cell::Text(replica.to_owned())];
-        let sql = "UPDATE pods SET seen_at = $1 WHERE replica = $2 RETURNING stream";
-        let rows = bound(sql, cells).fetch_all(&self.pool).await?;
+        let clock = self.backend.clock();
+        let sql = format!("UPDATE pods SET seen_at = {clock} WHERE replica = $1 RETURNING stream");
+        let cells = vec![Cell::Text(replica.to_owned())];
+        let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
         rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
     }
 
@@ -203,7 +203,7 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn forget_replica(&self, replica: &str) -> StoreResult<()> {
-        self.forget("replica = $1", Cell::Text(replica.to_owned())).await
+        self.forget("replica = $1", vec![Cell::Text(replica.to_owned())]).await
     }
 
     /// Forgets what replicas that are gone reported. It is a write of its own, so that no replica
@@ -212,17 +212,17 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available, or such a replica holds the rows.
     pub async fn forget_gone_replicas(&self) -> StoreResult<()> {
-        self.forget("seen_at <= $1", Cell::Int(gone_before())).await
+        self.forget(&format!("NOT {}", self.is_seen()), Vec::new()).await
     }
 
-    async fn forget(&self, which: &str, parameter: Cell) -> StoreResult<()> {
+    async fn forget(&self, which: &str, cells: Vec<Cell>) -> StoreResult<()> {
         let mut tx = self.pool.begin().await?;
         if self.backend == Backend::Postgres {
             bound(LOCK_WAIT, Vec::new()).execute(&mut *tx).await?;
         }
         for table in ["pods", "fleets"] {
             let sql = format!("DELETE FROM {table} WHERE {which}");
-            bound(&sql, vec![parameter.clone()]).execute(&mut *tx).await?;
+            bound(&sql, cells.clone()).execute(&mut *tx).await?;
         }
         Ok(tx.commit().await?)
     }
@@ -235,8 +235,8 @@ impl Store {
         let mut tx = self.pool.begin().await?;
         let sql = "DELETE FROM fleets WHERE replica = $1";
         bound(sql, vec![Cell::Text(replica.to_owned())]).execute(&mut *tx).await?;
-        let now = Timestamp::now().as_millisecond();
-        let row = vec![Cell::Text(replica.to_owned()), Cell::Int(now), Cell::Text(sums)];
+        let seen_at = Cell::Expression(self.backend.clock());
+        let row = vec![Cell::Text(replica.to_owned()), seen_at, Cell::Text(sums)];
         insert(&mut tx, "fleets (replica, seen_at, sums)", vec![row]).await?;
         tx.commit().await?;
         Ok(())
@@ -247,38 +247,39 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub(crate) async fn fleets(&self) -> StoreResult<Vec<String>> {
-        let cells = vec![Cell::Int(gone_before()), Cell::Int(REPLICAS_MAX)];
-        let sql = "SELECT sums FROM fleets WHERE seen_at > $1 ORDER BY replica LIMIT $2";
-        let rows = bound(sql, cells).fetch_all(&self.pool).await?;
+        let is_seen = self.is_seen();
+        let sql = format!("SELECT sums FROM fleets WHERE {is_seen} ORDER BY replica LIMIT $1");
+        let rows = bound(&sql, vec![Cell::Int(REPLICAS_MAX)]).fetch_all(&self.pool).await?;
         rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
     }
-}
 
-/// The table and the condition of streams that are open, and its parameters: of pods that get one
-/// of these domains, or of all pods.
-fn open_streams(domains: Option<&[String]>) -> (String, Vec<Cell>) {
-    let mut cells = vec![Cell::Int(gone_before())];
-    let mut from = "pods WHERE seen_at > $1".to_owned();
-    if let Some(domains) = domains {
-        // LIKE would take 'SHOP' for 'shop' on SQLite.
-        let has = domains.iter().zip(2..).map(|(domain, place)| {
-            cells.push(Cell::Text(format!("{}\n", line_of(domain))));
-            format!(" OR REPLACE(domains, ${place}, '') <> domains")
-        });
-        let has = has.collect::<String>();
-        from.push_str(&format!(" AND (domains = '{ALL_DOMAINS}'{has})"));
+    /// The table and the condition of streams that are open, and its parameters: of pods that get
+    /// one of these domains, or of all pods.
+    fn open_streams(&self, domains: Option<&[String]>) -> (String, Vec<Cell>) {
+        let mut cells = Vec::new();
+        let mut from = format!("pods WHERE {}", self.is_seen());
+        if let Some(domains) = domains {
+            // LIKE would take 'SHOP' for 'shop' on SQLite.
+            let has = domains.iter().zip(1..).map(|(domain, place)| {
+                cells.push(Cell::Text(format!("{}\n", line_of(domain))));
+                format!(" OR REPLACE(domains, ${place}, '') <> domains")
+            });
+            let has = has.collect::<String>();
+            from.push_str(&format!(" AND (domains = '{ALL_DOMAINS}'{has})"));
+        }
+        (from, cells)
     }
-    (from, cells)
+
+    /// The condition of rows whose replica has reported them lately, by the database's clock alone:
+    /// those of replicas may differ by more than [`GONE_AFTER`].
+    fn is_seen(&self) -> String {
+        format!("seen_at > {} - {}", self.backend.clock(), GONE_AFTER.as_millis())
+    }
 }
 
 /// A domain in the list of those of a pod: a line, so that no name is found within another one.
 fn line_of(domain: &str) -> String {
     format!("\n{}", domain.replace('\\', "\\\\").replace('\n', "\\n"))
-}
-
-fn gone_before() -> i64 {
-    let wait = i64::try_from(GONE_AFTER.as_millis()).unwrap_or(i64::MAX);
-    Timestamp::now().as_millisecond() - wait
 }
 
 // === impl PodRow ===
@@ -290,7 +291,7 @@ impl PodRow {
         format!("{node}\n{replica}\n{stream:020}")
     }
 
-    fn cells(self, replica: &str, now: i64) -> Vec<Cell> {
+    fn cells(self, replica: &str, clock: &'static str) -> Vec<Cell> {
         let lines =
             |all: Arc<[String]>| all.iter().map(|it| line_of(it)).collect::<String>() + "\n";
         let domains = self.domains.map_or_else(|| ALL_DOMAINS.to_owned(), lines);
@@ -302,7 +303,7 @@ impl PodRow {
             Cell::Text(self.agent),
             Cell::Text(self.type_url),
             Cell::Int(self.connected_at),
-            Cell::Int(now),
+            Cell::Expression(clock),
             Cell::Int(self.sent),
             Cell::Int(self.accepted),
             Cell::Int(self.refused),

@@ -90,12 +90,14 @@ pub struct PublisherLock {
     _tx: Option<Transaction<'static, Any>>,
 }
 
-/// A value of a row that is inserted.
+/// A value of a row that is inserted, or a parameter of a query.
 #[derive(Debug, Clone)]
 pub(super) enum Cell {
     Int(i64),
     Text(String),
     Nullable(Option<String>),
+    /// What the database makes of this. Only for rows.
+    Expression(&'static str),
 }
 
 // === impl Cell ===
@@ -104,7 +106,7 @@ impl Cell {
     /// The bytes of a text.
     pub(super) fn bytes(&self) -> usize {
         match self {
-            Self::Int(_) | Self::Nullable(None) => 0,
+            Self::Int(_) | Self::Expression(_) | Self::Nullable(None) => 0,
             Self::Text(text) | Self::Nullable(Some(text)) => text.len(),
         }
     }
@@ -118,6 +120,7 @@ pub(super) fn bound(sql: &str, cells: Vec<Cell>) -> Query<'_, Any, AnyArguments>
         Cell::Int(number) => query.bind(number),
         Cell::Text(text) => query.bind(text),
         Cell::Nullable(text) => query.bind(text),
+        Cell::Expression(_) => query,
     })
 }
 
@@ -272,7 +275,10 @@ pub(super) async fn insert(
         let chunk: Vec<_> = rows.by_ref().take(ROWS_MAX).collect();
         let mut next = 0;
         let places = chunk.iter().map(|row| {
-            let places = row.iter().map(|_| {
+            let places = row.iter().map(|cell| {
+                if let Cell::Expression(sql) = cell {
+                    return (*sql).to_owned();
+                }
                 next += 1;
                 format!("${next}")
             });

@@ -11,12 +11,14 @@ use ratelease_control::store::{Database, PodRow, Store};
 use serde_json::json;
 use sqlx::{Connection, Executor};
 use tokio::sync::watch;
+use tonic::transport::Endpoint;
 
 use super::faults::REFUSED_WITHIN;
 use super::kills::{Writes, are_whole};
 use super::pods::{Pod, RULES, channel, node};
+use super::support::faketime::FakeClock;
 use super::support::proxy::{Fault, Proxy};
-use super::support::{Place, Server, now, rule, url, wait_for};
+use super::support::{Call, Place, Process, Server, now, rule, url, wait_for, wait_for_seen};
 
 /// A delay of each reply with which a write takes long, and one with which it takes too long.
 const SLOW: Duration = Duration::from_millis(40);
@@ -141,6 +143,27 @@ async fn a_replica_that_ends_leaves_no_pods_behind() {
     first.stop().await;
     assert_eq!(second.json("/v1/pods").await["pods"], json!([]));
     second.stop().await;
+}
+
+#[tokio::test]
+async fn replicas_whose_clocks_differ_by_minutes_show_the_pods_of_both() {
+    let place = Place::postgres().await;
+    let server = place.serve().await;
+    let clock = FakeClock::new();
+    clock.set(120.0);
+    let ahead = Process::start_with(&place, &[], &clock.env());
+    let _here = Pod::connect(&server, node("here", "test"), &[RULES]).await;
+    let channel = Endpoint::from_shared(format!("http://{}", ahead.pods)).unwrap().connect().await;
+    let _there = Pod::over(channel.unwrap(), node("there", "test"), &[RULES]).await;
+    for http in [server.http, ahead.http] {
+        let both = async || {
+            let list = Call::new("GET", "/v1/pods").token(&server.token).to(http).await.unwrap();
+            let list = list.json()["pods"].clone();
+            if list.as_array().is_some_and(|it| it.len() == 2) { Ok(()) } else { Err(list) }
+        };
+        wait_for_seen("list of both", both).await;
+    }
+    server.stop().await;
 }
 
 #[tokio::test]

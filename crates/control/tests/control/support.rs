@@ -5,6 +5,9 @@
 pub(crate) mod cluster;
 // Those of `tests/it`, of which these tests use a part.
 #[allow(dead_code)]
+#[path = "../../../../tests/it/support/faketime.rs"]
+pub(crate) mod faketime;
+#[allow(dead_code)]
 #[path = "../../../../tests/it/support/ports.rs"]
 mod ports;
 #[path = "support/postgres.rs"]
