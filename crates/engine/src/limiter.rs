@@ -415,7 +415,7 @@ impl Shared {
         self.finish(visit, charge.previous_key());
         if let Some((key, mut state)) = evicted {
             let mut visit = self.visit(key, now);
-            state.give_back(&mut visit);
+            state.give_back_evicted(&mut visit);
             self.finish(visit, None);
         }
         Ok(result)

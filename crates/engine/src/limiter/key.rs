@@ -1279,8 +1279,7 @@ impl KeyState {
     /// Returns what became of the key's debt.
     pub(super) fn reply(&mut self, reply: &Reply, visit: &mut Visit<'_>) -> DebtOutcome {
         let mut paid = 0;
-        invariant::check(self.asking > 0, "a reply answers an ask that is out");
-        self.note_answered(&reply.ask, visit.now);
+        self.note_reply(reply, visit.now);
         self.note_reported(reply);
         match &reply.outcome {
             Ok(grant) if reply.ask.next_window => {
@@ -1303,6 +1302,16 @@ impl KeyState {
         }
         self.buffer.trim();
         debt
+    }
+
+    /// Notes that an ask is out no more. One that is overdue counts as lost: its reply may come after
+    /// all where the machine was suspended, while the ask that took its place is out.
+    fn note_reply(&mut self, reply: &Reply, now: Time) {
+        if now.since(reply.asked_at) > LOST_AFTER {
+            return self.forget_lost_ask(now);
+        }
+        invariant::check(self.asking > 0, "a reply answers an ask that is out");
+        self.note_answered(&reply.ask, now);
     }
 
     /// What becomes of the debt after a reply that `paid` for a part of it. What `local` admitted
@@ -1564,6 +1573,9 @@ impl KeyState {
             return;
         }
         self.asking = 0;
+        if let Some(cold) = self.buffer.cold_mut() {
+            cold.expected = 0;
+        }
         if let Some(owed) = self.owed_mut() {
             owed.held_back |= owed.asked > 0;
             owed.asked = 0;
@@ -1627,6 +1639,9 @@ impl KeyState {
         if moves {
             self.give_back(visit);
             self.buffer.forget();
+        } else if self.is_of_slots() {
+            // The ask of the request that is here states how many are left.
+            self.buffer.forget();
         } else if spaced || none_held() || self.takes_returns(visit) {
             self.give_back_tokens(visit);
             self.buffer.forget();
@@ -1687,15 +1702,27 @@ impl KeyState {
         self.demand.idle_after().min(latest)
     }
 
-    /// Removes the unspent tokens; the asks return them to the store, and report what is owed to
-    /// it.
+    /// Removes the unspent tokens; the asks, the last ones to this store, return them to it, and
+    /// report what is owed to it.
     pub(super) fn give_back(&mut self, visit: &mut Visit<'_>) {
         let owed = self.take_unreported(visit.now);
         if owed > 0 {
             let blank = self.return_policy().blank_ask(visit.key);
             visit.asks.push(Ask { owed, purpose: Purpose::Return, ..blank });
         }
+        if self.is_of_slots() {
+            return self.give_back_last(visit);
+        }
         self.give_back_tokens(visit);
+    }
+
+    /// The same for a key that has left the table. Of slots nothing goes back: the key may be in the
+    /// table again and have asked before, and of two statements the store believes the later one.
+    /// The store forgets them once this pod has not asked for a time.
+    pub(super) fn give_back_evicted(&mut self, visit: &mut Visit<'_>) {
+        if !self.is_of_slots() {
+            self.give_back(visit);
+        }
     }
 
     /// Removes the unspent tokens; the asks return them to the store. What the key owes stays.

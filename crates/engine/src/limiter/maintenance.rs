@@ -96,10 +96,11 @@ impl Limiter {
         }
     }
 
-    /// Gives back the tokens of rules that are missing in `rules`, or have another limit there.
+    /// Gives back the tokens of rules that are missing in `rules`, or have another limit there. Slots
+    /// go back once their key is checked: an ask that states their number keeps requests waiting.
     pub async fn apply_rules(&self, rules: &Rules) {
         self.sweep(|state, visit| {
-            if stale(rules, state) && state.takes_returns(visit) {
+            if stale(rules, state) && !state.is_of_slots() && state.takes_returns(visit) {
                 state.give_back_tokens(visit);
             }
         })
@@ -124,6 +125,8 @@ impl Limiter {
         }
         self.sweep(KeyState::give_back).await;
         self.leave().await;
+        // What calls that were cut off have put back since.
+        self.sweep(KeyState::give_back).await;
         self.shared.lease_client.close().await;
     }
 
@@ -141,7 +144,7 @@ impl Limiter {
                 check(state, &mut visit);
                 let stays = state.is_busy() || state.is_live(now);
                 if !stays {
-                    state.give_back(&mut visit); // what has ended is counted
+                    state.give_back_evicted(&mut visit); // what has ended is counted
                 }
                 returned.append(&mut visit.asks);
                 stays

@@ -45,6 +45,8 @@ struct Distant {
     round_trip: Mutex<Duration>,
     /// Added to the round trip for limits of a day, which are on a shard of their own.
     days_late: Mutex<Duration>,
+    /// Added to the round trip of what only states slots.
+    statements_late: Mutex<Duration>,
     asks: AtomicUsize,
     /// The number of asks for pools among them.
     pool_asks: AtomicUsize,
@@ -76,6 +78,10 @@ impl Store for Distant {
             let is_daily = ask.limit.unit == Unit::Day;
             if is_daily {
                 let late = *self.days_late.lock();
+                tokio::time::sleep(late).await;
+            }
+            if ask.slots.is_some() && ask.want == 0 {
+                let late = *self.statements_late.lock();
                 tokio::time::sleep(late).await;
             }
             assert!(!self.panics.load(Ordering::Relaxed), "by the test");
@@ -129,6 +135,7 @@ impl Rig {
             memory: MemoryStore::new(wall, STORE_KEYS_MAX),
             round_trip: Mutex::new(round_trip),
             days_late: Mutex::default(),
+            statements_late: Mutex::default(),
             asks: AtomicUsize::new(0),
             pool_asks: AtomicUsize::new(0),
             awaited_asks: AtomicUsize::new(0),

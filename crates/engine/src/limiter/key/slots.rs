@@ -30,7 +30,7 @@ const _: () = assert!(RENEWED_AFTER.as_millis() * 4 < SLOTS_TTL.as_millis());
 
 impl KeyState {
     /// Whether the key counts slots.
-    pub(super) fn is_of_slots(&self) -> bool {
+    pub(in crate::limiter) fn is_of_slots(&self) -> bool {
         counting(self.limit()).token == Token::Permit
     }
 
@@ -140,13 +140,25 @@ impl KeyState {
 
     /// Removes all idle slots, which go back with the ask; those in use stay stated.
     pub(super) fn give_back_idle(&mut self, visit: &mut Visit<'_>) {
-        let idle = self.buffer.drain(visit.now).into_iter().flatten().count();
-        // The ask that is out, or the next one, says it otherwise.
-        if idle > 0 && self.asking == 0 {
-            let slots = self.stated(visit);
-            let purpose = Purpose::Return;
+        if self.takes_idle_out(visit.now) {
+            visit.asks.push(self.statement(visit));
+        }
+    }
+
+    /// The same without counting the ask as out: where it is the last one to its store, so that
+    /// none overtakes it.
+    pub(super) fn give_back_last(&mut self, visit: &mut Visit<'_>) {
+        if self.takes_idle_out(visit.now) {
+            let (slots, purpose) = (self.stated(visit), Purpose::Return);
             visit.asks.push(Ask { slots, purpose, ..self.policy(visit).blank_ask(visit.key) });
         }
+    }
+
+    /// Removes all idle slots. Returns whether an ask has to say so: the one that is out, if any,
+    /// or the next one says it otherwise.
+    fn takes_idle_out(&mut self, now: Time) -> bool {
+        let idle = self.buffer.drain(now).into_iter().flatten().count();
+        idle > 0 && self.asking == 0
     }
 
     /// An ask that states what the pod has, and wants nothing.

@@ -248,6 +248,27 @@ async fn a_lease_ends_with_its_window_also_while_the_machine_is_suspended() {
     }
 }
 
+/// The ask that took the place of one that counts as lost was once taken for answered with it.
+#[tokio::test(start_paused = true)]
+async fn an_ask_that_is_answered_after_a_suspension_is_not_taken_for_the_one_after_it() {
+    let suspended: &'static AtomicU64 = Box::leak(Box::default());
+    let clock = Clock::start_suspended_for(suspended);
+    let rig = Rig::on(clock, &per_hour(100, 0), Duration::from_millis(200));
+    let pod = rig.pod();
+    let (asks, before) = (request(&["a"]), crate::invariant::violations());
+    let decided = async || drop(pod.decided(&rig.rules, &asks).await);
+    tokio::join!(decided(), async {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        suspended.store(20_000_000_000, Ordering::Relaxed);
+        decided().await;
+    });
+    for _ in 0..1_000 {
+        decided().await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(crate::invariant::violations(), before);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_sleep_until_a_time_ends_then_after_a_suspension() {
     let suspended: &'static AtomicU64 = Box::leak(Box::default());

@@ -16,11 +16,7 @@ struct Fleet {
 
 impl Fleet {
     fn new(slots: u32, pods: u64, more: &str) -> Self {
-        let rig = Rig::new(&format!(
-            "domain: d\ndescriptors:\n- key: user\n  descriptors: [{{key: id, rate_limit: \
-             {{algorithm: concurrency, requests_per_unit: {slots}, hold: {{for: 1m}}, {more}}}}}]\n"
-        ));
-        let mut fleet = Self { rig, pods: Vec::new() };
+        let mut fleet = Self { rig: Rig::new(&rules_of(slots, more)), pods: Vec::new() };
         (1..=pods).for_each(|pod| fleet.join(pod));
         fleet
     }
@@ -63,6 +59,13 @@ impl Fleet {
         }
         self.rig.clock.now().since(begun)
     }
+}
+
+fn rules_of(slots: u32, more: &str) -> String {
+    format!(
+        "domain: d\ndescriptors:\n- key: user\n  descriptors: [{{key: id, rate_limit: {{algorithm: \
+         concurrency, requests_per_unit: {slots}, hold: {{for: 1m}}, {more}}}}}]\n"
+    )
 }
 
 /// A request with this id, or its end.
@@ -336,4 +339,30 @@ async fn after_an_outage_no_more_requests_start_than_the_limit_says() {
     pause(2_000).await;
     running += fleet.started(0, 100..130).await;
     assert_eq!(running, 20, "all of them are used again");
+}
+
+/// What a pod gave back was once overtaken by its next ask, whose slots then counted as free.
+#[tokio::test(start_paused = true)]
+async fn no_more_requests_run_than_the_limit_says_while_it_changes_and_asks_are_slow() {
+    for slots in [900, 1200] {
+        let mut fleet = Fleet::new(1_000, 2, "failure_mode: deny");
+        let mut running = fleet.started(0, 0..600).await;
+        for id in 0..400 {
+            fleet.ends(0, &format!("0-{id}")).await;
+        }
+        running -= 400;
+        *fleet.rig.store.statements_late.lock() = Duration::from_millis(200);
+        fleet.rig.rules = Arc::new(compile(&rules_of(slots, "failure_mode: deny")));
+        let (pod, rules) = (fleet.pods[0].0.clone(), Arc::clone(&fleet.rig.rules));
+        let applied = tokio::spawn(async move { pod.apply_rules(&rules).await });
+        running += fleet.started(0, 1_000..1_300).await;
+        pause(250).await;
+        for round in 0..40 {
+            running += fleet.started(1, 100 * round..100 * (round + 1)).await;
+            assert!(running <= slots as usize, "{running} of {slots} run in round {round}");
+            pause(10).await;
+        }
+        applied.await.unwrap();
+        assert_eq!(running, slots as usize, "all slots are used");
+    }
 }

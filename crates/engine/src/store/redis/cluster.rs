@@ -21,7 +21,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -252,7 +252,8 @@ impl Shared {
         }
         // After the map is published: a task that waits for the members looks at the map again.
         if self.off_map.is_wanted() {
-            self.off_map.learn(self.read_members(before.as_deref()).await);
+            let read = self.off_map.begin_read();
+            self.off_map.learn(read, self.read_members(before.as_deref()).await);
         }
         Ok(changed)
     }
@@ -543,8 +544,10 @@ struct OffMap {
     /// Emptied from time to time: a node that owns slots gets onto the map.
     links: Mutex<HashMap<Address, Arc<Reconnecting>>>,
     members: watch::Sender<Members>,
-    /// A redirect named an unknown node since the members were last read.
+    /// A redirect named an unknown node since the last read of the members began.
     wanted: AtomicBool,
+    /// Number of reads of the members that have begun.
+    begun: AtomicU64,
     /// The failure to read the members was logged.
     warned: AtomicBool,
 }
@@ -553,8 +556,8 @@ struct OffMap {
 #[derive(Debug, Default)]
 struct Members {
     addresses: HashSet<Address>,
-    /// How many attempts to read them were made.
-    reads: u64,
+    /// The number of the read that found them.
+    read: u64,
 }
 
 /// The largest number of nodes outside the map that are connected at once.
@@ -600,22 +603,27 @@ impl OffMap {
     /// and waits for that.
     async fn is_member(&self, address: &Address, has_password: bool, read: impl FnOnce()) -> bool {
         let mut members = self.members.subscribe();
-        let reads = {
-            let known = members.borrow();
-            if known.have(address, has_password) {
-                return true;
-            }
-            known.reads
-        };
-        self.wanted.store(true, Ordering::Relaxed);
+        if members.borrow().have(address, has_password) {
+            return true;
+        }
+        // A read that is under way may have been answered before the node joined.
+        let last = self.begun.load(Ordering::SeqCst);
+        self.wanted.store(true, Ordering::SeqCst);
         read();
-        let known = members.wait_for(|known| known.reads > reads).await;
+        let known = members.wait_for(|known| known.read > last).await;
         known.is_ok_and(|known| known.have(address, has_password))
     }
 
     /// Whether the members have to be read.
     fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Relaxed)
+        self.wanted.load(Ordering::SeqCst)
+    }
+
+    /// Notes that the members are read now, for all that wanted it until now. Returns the number of
+    /// the read.
+    fn begin_read(&self) -> u64 {
+        self.wanted.store(false, Ordering::SeqCst);
+        self.begun.fetch_add(1, Ordering::SeqCst) + 1
     }
 
     /// Logs why the members cannot be read; once, until they can be read.
@@ -625,15 +633,14 @@ impl OffMap {
         }
     }
 
-    /// Stores the addresses that were read; none if they could not be read.
-    fn learn(&self, addresses: HashSet<Address>) {
-        self.wanted.store(false, Ordering::Relaxed);
+    /// Stores the addresses that the read of this number found; none if they could not be read.
+    fn learn(&self, read: u64, addresses: HashSet<Address>) {
         if !addresses.is_empty() {
             self.warned.store(false, Ordering::Relaxed);
         }
         self.members.send_modify(|members| {
             members.addresses = addresses;
-            members.reads += 1;
+            members.read = read;
         });
     }
 }

@@ -198,11 +198,10 @@ impl Following {
         for _ in 0..ORDERS_MAX.div_ceil(PAGE) + 1 {
             let entries = self.read(at, Duration::ZERO).await?;
             for (place, key, order) in &entries {
-                match order {
-                    Order::Block(lasts) => blocked.push((*key, *lasts)),
-                    Order::Reset if *place > *last => follow(0, Ordered::Now(*key, *order)),
-                    Order::Reset | Order::Lift => {}
+                if *order == Order::Reset && *place > *last {
+                    follow(0, Ordered::Now(*key, *order));
                 }
+                note_blocked(&mut blocked, *key, *order);
                 at = at.max(*place);
             }
             if entries.len() < PAGE {
@@ -262,6 +261,17 @@ impl Following {
     async fn ask(&self, command: &Cmd, wait: Duration) -> Result<Value, Fault> {
         let reply = tokio::time::timeout(wait + self.timeout, self.connection.ask(command)).await;
         reply.unwrap_or_else(|_| Err(Fault::timed_out()))
+    }
+}
+
+/// Changes the keys that are blocked by an order that came after theirs: between the reads of two
+/// pages a block may be lifted, or be ordered again.
+fn note_blocked(blocked: &mut Vec<(Key, Duration)>, key: Key, order: Order) {
+    if order != Order::Reset {
+        blocked.retain(|(other, _)| *other != key);
+    }
+    if let Order::Block(lasts) = order {
+        blocked.push((key, lasts));
     }
 }
 
@@ -340,5 +350,23 @@ mod tests {
         }
         assert_eq!(orders(&Value::Nil, 0), Some(Vec::new()));
         assert_eq!(orders(&Value::Okay, 0), None);
+    }
+
+    #[test]
+    fn a_block_that_is_lifted_or_ordered_again_while_others_are_read_counts_no_more() {
+        let (long, short) = (Duration::from_secs(60), Duration::from_secs(1));
+        let [one, two, three] = [1, 2, 3].map(Key::for_test);
+        let mut blocked = Vec::new();
+        for (key, order) in [
+            (one, Order::Block(long)),
+            (two, Order::Block(long)),
+            (three, Order::Block(long)),
+            (one, Order::Lift),
+            (two, Order::Block(short)),
+            (three, Order::Reset),
+        ] {
+            note_blocked(&mut blocked, key, order);
+        }
+        assert_eq!(blocked, [(three, long), (two, short)]);
     }
 }

@@ -1,6 +1,7 @@
 //! Slot maps as nodes report them.
 
 use super::*;
+use futures_util::FutureExt;
 use proptest::prelude::*;
 
 fn node(port: u16) -> Address {
@@ -157,11 +158,21 @@ fn members_are_known_by_address_and_by_name() {
 #[tokio::test]
 async fn a_stranger_is_asked_for_once_and_a_member_not_at_all() {
     let (off_map, node) = (OffMap::default(), Address::Tcp("10.0.0.1".into(), 7000));
-    let learn = |named: &[Address]| off_map.learn(named.iter().cloned().collect());
+    let learn = |named: &[Address]| {
+        off_map.learn(off_map.begin_read(), named.iter().cloned().collect());
+    };
     assert!(!off_map.is_member(&node, false, || learn(&[])).await);
     assert!(!off_map.is_wanted());
     assert!(off_map.is_member(&node, false, || learn(std::slice::from_ref(&node))).await);
     assert!(off_map.is_member(&node, false, || panic!("it is known")).await);
+    // It is asked for while the list is read, which was answered before.
+    let (begun, joined) = (off_map.begin_read(), Address::Tcp("10.0.0.2".into(), 7000));
+    let mut asked = Box::pin(off_map.is_member(&joined, false, || ()));
+    assert!(asked.as_mut().now_or_never().is_none());
+    off_map.learn(begun, HashSet::from([node.clone()]));
+    assert!(asked.as_mut().now_or_never().is_none() && off_map.is_wanted());
+    learn(&[node.clone(), joined.clone()]);
+    assert!(asked.await);
     let same_port = Address::Tcp("127.0.0.1".into(), 7000);
     assert!(off_map.is_member(&same_port, true, || panic!("it is known")).await);
     assert!(!off_map.is_member(&same_port, false, || learn(&[])).await);
