@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinSet, yield_now};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tonic::transport::server::Connected;
 use tracing::{error, info};
 
@@ -214,9 +214,12 @@ async fn admit_or_evict(
     address: Option<IpAddr>,
 ) -> Option<ConnectionGuard> {
     for _ in 0..EVICTION_WAITS {
+        let closed = open.next_close();
         match open.admit(address) {
             Ok(guard) => return Some(guard),
-            Err(PoolFull::MakingRoom) => open.wait_for_close(EVICTION_WAIT_MAX).await,
+            Err(PoolFull::MakingRoom) => {
+                let _ = timeout(EVICTION_WAIT_MAX, closed).await;
+            }
             Err(PoolFull::AllInUse) => break, // the next one need not wait for that
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use ratelease_engine::time::Clock;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, futures::Notified, watch};
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -233,9 +233,9 @@ impl OpenConnections {
         Ok(ConnectionGuard { handle, waiting: PendingStreams::default() })
     }
 
-    /// Resolves once a connection has ended, or after `limit`.
-    pub(super) async fn wait_for_close(&self, limit: Duration) {
-        let _ = timeout(limit, self.0.closed.notified()).await;
+    /// Resolves once a connection ends from now on, also before the first poll.
+    pub(super) fn next_close(&self) -> Notified<'_> {
+        self.0.closed.notified()
     }
 
     /// Closes connections of a full pool, and says whether any is closing. That is read while no
@@ -243,10 +243,10 @@ impl OpenConnections {
     fn make_room(&self, members: &Members) -> PoolFull {
         if self.close_group(members) == 0 {
             // Connections that were asked to go away, or else the next one, get no more time.
-            self.evict(members, Close::AtOnce);
+            self.evict(members, Close::Evicted);
         }
         let mut all = members.open.values();
-        let is_any_closing = all.any(|member| *member.close.borrow() == Close::AtOnce);
+        let is_any_closing = all.any(|member| *member.close.borrow() >= Close::Evicted);
         if is_any_closing { PoolFull::MakingRoom } else { PoolFull::AllInUse }
     }
 
@@ -256,17 +256,19 @@ impl OpenConnections {
         if self.0.unanswered.load(Ordering::Relaxed) * 2 < members.open.len() {
             return 0;
         }
-        let group = members.unanswered((self.0.max / GROUP_DIVISOR).max(1), self.0.use_by);
-        let closed = group.into_iter().filter(|member| member.ask_to_close(Close::AtOnce)).count();
+        let use_by = self.0.use_by;
+        let group = members.unanswered((self.0.max / GROUP_DIVISOR).max(1), use_by);
+        let closed = group.into_iter().filter(|it| it.evict(Close::Evicted, use_by)).count();
         self.0.evicted.fetch_add(closed as u64, Ordering::Relaxed);
         closed
     }
 
     fn evict(&self, members: &Members, how: Close) {
-        if let Some(member) = members.next_to_close(how, self.0.use_by)
-            && member.ask_to_close(how)
-        {
-            self.0.evicted.fetch_add(1, Ordering::Relaxed);
+        while let Some(member) = members.next_to_close(how, self.0.use_by) {
+            if member.evict(how, self.0.use_by) {
+                self.0.evicted.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
         }
     }
 
@@ -328,12 +330,13 @@ impl ConnectionHandle {
     }
 
     /// Resolves once the connection has to be closed even if calls are in progress: `CLOSE_GRACE`
-    /// after it was asked to go away, or at once if it has to make room immediately.
+    /// after it was asked to go away, or at once if it has to make room immediately. Where requests
+    /// in use keep it open, one that begins before this is polled does so too.
     async fn close_deadline(&self) {
         let mut asked = self.member.close.subscribe();
         let _ = asked.wait_for(|asked| *asked > Close::No).await;
         loop {
-            let at_once = asked.wait_for(|asked| *asked >= Close::AtOnce);
+            let at_once = asked.wait_for(|asked| *asked >= Close::Evicted);
             let is_at_once = timeout(CLOSE_GRACE, at_once).await.is_ok();
             // A request may have begun just when its connection was asked to go away.
             if is_at_once || !self.has_request_in_use() {
@@ -374,6 +377,7 @@ impl ConnectionHandle {
     fn begin(&self, is_stream: bool) -> RequestInUse {
         self.member.long_lived.fetch_add(1, Ordering::Relaxed);
         self.member.streams.fetch_add(usize::from(is_stream), Ordering::Relaxed);
+        self.member.keep_for_request();
         self.note_used();
         let stream = LongLivedStream(Arc::clone(&self.member));
         RequestInUse { handle: self.clone(), is_stream, _stream: stream }
@@ -505,7 +509,7 @@ impl Drop for ConnectionGuard {
         self.handle.leave_unanswered();
         pool.members.lock().remove(&self.handle.member);
         self.handle.member.ask_to_close(Close::Ended);
-        pool.closed.notify_one();
+        pool.closed.notify_waiters();
     }
 }
 
@@ -561,6 +565,8 @@ enum Close {
     No,
     /// After its calls have finished.
     Gracefully,
+    /// At once, to make room for another one.
+    Evicted,
     AtOnce,
     /// It has closed.
     Ended,
@@ -658,7 +664,7 @@ impl Members {
     fn unanswered(&self, most: usize, use_by: UseBy) -> Vec<&Arc<Member>> {
         let mut found = Vec::new();
         for member in self.open.values() {
-            if *member.close.borrow() == Close::AtOnce {
+            if *member.close.borrow() >= Close::Evicted {
                 return Vec::new();
             }
             if !member.was_answered.load(Ordering::Relaxed) {
@@ -695,6 +701,31 @@ impl Member {
     fn idle_seconds(&self) -> u32 {
         let used = self.last_answer_second.load(Ordering::Relaxed);
         self.second.load(Ordering::Relaxed).saturating_sub(used)
+    }
+
+    /// Asks the connection to close for another one. Returns false if it had been asked to close this
+    /// way, or sooner, before, or if it has a request in use that keeps it open.
+    fn evict(&self, how: Close, use_by: UseBy) -> bool {
+        self.close.send_if_modified(|asked| {
+            // A request that begins afterwards finds what is written here.
+            let is_kept = use_by != UseBy::Answers && self.long_lived.load(Ordering::Relaxed) > 0;
+            let is_new = *asked < how && !is_kept;
+            if is_new {
+                *asked = how;
+            }
+            is_new
+        })
+    }
+
+    /// Lets a request that has just begun finish, if the connection has to close for another one.
+    fn keep_for_request(&self) {
+        self.close.send_if_modified(|asked| {
+            let is_evicted = *asked == Close::Evicted;
+            if is_evicted {
+                *asked = Close::Gracefully;
+            }
+            is_evicted
+        });
     }
 
     /// Asks the connection to close; returns false if it had been asked to close this way, or

@@ -756,6 +756,9 @@ const SEARCH_MAX: usize = 64;
 /// Number of meters read before the lock is released, so that a new rule can be added.
 const READ_BATCH: usize = 256;
 
+/// Number of attempts to read the sums of all meters while none is replaced.
+const SUMS_READS_MAX: usize = 4;
+
 /// A meter for each rule that was hit, up to a maximum. The other rules share one.
 #[derive(Debug)]
 struct Registry {
@@ -770,8 +773,9 @@ struct State {
     meters: Vec<Arc<RuleMeter>>,
     /// Where the next search for a meter whose rule is gone begins.
     next_search: usize,
-    /// Sums of the meters that were replaced by those of other rules.
+    /// Sums of the meters that were replaced by those of other rules, and their number.
     replaced_sums: RuleSums,
+    replaced: u64,
 }
 
 // === impl Registry ===
@@ -832,9 +836,22 @@ impl Registry {
         self.state.lock().meters.len()
     }
 
-    /// The sums of the meters that were replaced by those of other rules.
-    fn replaced_sums(&self) -> RuleSums {
-        self.state.lock().replaced_sums
+    /// The sums of all meters, with those that were replaced by those of other rules. They are read
+    /// again if one is replaced meanwhile, a few times.
+    fn sums(&self) -> RuleSums {
+        let mut sums = RuleSums::default();
+        for _ in 0..SUMS_READS_MAX {
+            let replaced = {
+                let state = self.state.lock();
+                sums = state.replaced_sums;
+                state.replaced
+            };
+            self.meters().iter().for_each(|meter| sums.add(&meter.sums()));
+            if self.state.lock().replaced == replaced {
+                break;
+            }
+        }
+        sums
     }
 }
 
@@ -858,6 +875,7 @@ impl State {
             let old = std::mem::replace(place, Arc::clone(&meter));
             self.by_path.remove(&old.path);
             self.replaced_sums.add(&old.sums());
+            self.replaced += 1;
         }
         self.by_path.insert(meter.path.clone(), at);
         meter

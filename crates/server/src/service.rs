@@ -250,7 +250,8 @@ impl DecisionService {
 
     #[cold]
     fn without_rules(&self) -> RequestError {
-        match self.rules_in_force.awaits_first() {
+        // The first rules may have come since.
+        match self.rules_in_force.awaits_first() || self.rules_in_force.current().is_some() {
             true => RequestError::AwaitsRules,
             false => RequestError::NoRules,
         }

@@ -83,7 +83,7 @@ async fn a_connection_is_refused_only_if_no_other_ends() {
     // The servers of the connections ignore requests to close.
     let mut next = connections.next();
     let limit = EVICTION_WAIT_MAX * EVICTION_WAITS * 3 / 2;
-    assert!(tokio::time::timeout(limit, &mut next).await.is_err());
+    assert!(timeout(limit, &mut next).await.is_err());
     assert_eq!((open.count(), open.refused()), (MAX, 1));
     drop(crowd.pop());
     let accepted = next.await;
@@ -105,4 +105,16 @@ async fn a_connection_that_ends_at_the_moment_it_is_asked_to_leaves_room_for_the
     };
     connections.for_each(serve).await;
     assert_eq!(open.refused(), 0);
+}
+
+/// The end of a connection that nobody waited for once let another one be closed as well.
+#[tokio::test(start_paused = true)]
+async fn one_connection_closes_for_one_that_comes() {
+    let open = OpenConnections::new(32);
+    drop(open.admit(None));
+    let crowd: Vec<_> = (0..32).map(|_| open.admit(None).unwrap()).collect();
+    crowd.iter().for_each(|guard| guard.handle().note_answer());
+    let waits = timeout(EVICTION_WAIT_MAX / 2, admit_or_evict(&open, None)).await;
+    assert!(waits.is_err(), "none has ended");
+    assert_eq!(open.evicted(), 1);
 }

@@ -146,9 +146,9 @@ fn a_full_pool_cuts_off_connections_that_were_asked_to_close() {
     let guards: Vec<_> = (0..8).map(|_| admit(&open, None)).collect();
     assert_eq!(asked_to_close(&guards), [0]);
     assert!(open.admit(None).is_err());
-    assert_eq!(*guards[0].handle.member.close.borrow(), Close::AtOnce);
+    assert_eq!(*guards[0].handle.member.close.borrow(), Close::Evicted);
     assert!(open.admit(None).is_err());
-    assert_eq!(*guards[1].handle.member.close.borrow(), Close::AtOnce);
+    assert_eq!(*guards[1].handle.member.close.borrow(), Close::Evicted);
     drop(guards);
     assert!(open.admit(None).is_ok());
 }
@@ -311,6 +311,19 @@ fn a_connection_with_a_request_in_use_closes_for_no_other() {
     drop(requests.remove(1));
     assert!(open.admit(addresses(4)).is_err());
     assert_eq!(asked_to_close(&guards), [1]);
+}
+
+#[tokio::test]
+async fn a_request_that_begins_as_its_connection_has_to_make_room_keeps_it_open() {
+    let open = of_known_clients(1);
+    let guard = open.admit(addresses(1)).expect("room");
+    assert_eq!(open.admit(addresses(2)).unwrap_err(), PoolFull::MakingRoom);
+    let request = guard.handle.begin_request();
+    assert!(guard.handle.run_until_closed().now_or_never().is_none());
+    assert_eq!(open.admit(addresses(2)).unwrap_err(), PoolFull::AllInUse);
+    drop(request);
+    assert_eq!(open.admit(addresses(2)).unwrap_err(), PoolFull::MakingRoom);
+    assert!(guard.handle.run_until_closed().now_or_never().is_some());
 }
 
 #[tokio::test(start_paused = true)]

@@ -101,8 +101,7 @@ impl Meters {
     /// `local`. Reads every series.
     pub fn by_how(&self) -> Vec<(&'static str, u64)> {
         let Shared { rules, overrides, .. } = &*self.shared;
-        let mut sums = rules.replaced_sums();
-        rules.meters().iter().for_each(|meter| sums.add(&meter.sums()));
+        let mut sums = rules.sums();
         overrides.iter().for_each(|meter| sums.add(&meter.sums()));
         let mut by_how = vec![("denied_local", sums.decisions[0][1])];
         by_how.extend(SOURCES.iter().zip(&sums.decisions).enumerate().map(|(at, (how, pair))| {

@@ -581,7 +581,7 @@ mod registry {
         drop(b);
         let c = meter(&registry, "d.c");
         assert!(!registry.is_folded(&c), "it has b's place");
-        assert_eq!(registry.replaced_sums().by_verdict(), [1, 0]);
+        assert_eq!(registry.sums().by_verdict(), [1, 0]);
         note(&a);
         drop((a, c));
         let again = meter(&registry, "d.a");
