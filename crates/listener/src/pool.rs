@@ -238,16 +238,15 @@ impl OpenConnections {
         self.0.closed.notified()
     }
 
-    /// Closes connections of a full pool, and says whether any is closing. That is read while no
-    /// connection can end: one that has ended since has left room, which looks like none closing.
+    /// Closes connections of a full pool, and says whether any is closing: both under the lock of
+    /// the members, since one that ends in between leaves room, and none would be seen closing.
     fn make_room(&self, members: &Members) -> PoolFull {
-        if self.close_group(members) == 0 {
-            // Connections that were asked to go away, or else the next one, get no more time.
-            self.evict(members, Close::Evicted);
-        }
-        let mut all = members.open.values();
-        let is_any_closing = all.any(|member| *member.close.borrow() >= Close::Evicted);
-        if is_any_closing { PoolFull::MakingRoom } else { PoolFull::AllInUse }
+        let is_closing = |member: &Arc<Member>| *member.close.borrow() >= Close::Evicted;
+        // Connections that were asked to go away, or else the next one, get no more time.
+        let makes_room = self.close_group(members) > 0
+            || self.evict(members, Close::Evicted)
+            || members.open.values().any(is_closing);
+        if makes_room { PoolFull::MakingRoom } else { PoolFull::AllInUse }
     }
 
     /// Closes a group of connections that were never answered, if they are half of all. Returns
@@ -263,13 +262,15 @@ impl OpenConnections {
         closed
     }
 
-    fn evict(&self, members: &Members, how: Close) {
+    /// Asks one connection to close for another. Returns whether there is any.
+    fn evict(&self, members: &Members, how: Close) -> bool {
         while let Some(member) = members.next_to_close(how, self.0.use_by) {
             if member.evict(how, self.0.use_by) {
                 self.0.evicted.fetch_add(1, Ordering::Relaxed);
-                return;
+                return true;
             }
         }
+        false
     }
 
     fn note_nearly_full(&self) {
@@ -330,8 +331,9 @@ impl ConnectionHandle {
     }
 
     /// Resolves once the connection has to be closed even if calls are in progress: `CLOSE_GRACE`
-    /// after it was asked to go away, or at once if it has to make room immediately. Where requests
-    /// in use keep it open, one that begins before this is polled does so too.
+    /// after it was asked to go away, or at once if it has to make room immediately. A request that
+    /// begins before this is polled calls that off: in a pool for known clients for as long as it
+    /// takes, else for `CLOSE_GRACE`.
     async fn close_deadline(&self) {
         let mut asked = self.member.close.subscribe();
         let _ = asked.wait_for(|asked| *asked > Close::No).await;
@@ -565,8 +567,9 @@ enum Close {
     No,
     /// After its calls have finished.
     Gracefully,
-    /// At once, to make room for another one.
+    /// At once, to make room for another one, unless a request begins before.
     Evicted,
+    /// At once, whatever is in progress.
     AtOnce,
     /// It has closed.
     Ended,

@@ -273,7 +273,8 @@ impl Store {
     /// The condition of rows whose replica has reported them lately, by the database's clock alone:
     /// those of replicas may differ by more than [`GONE_AFTER`].
     fn is_seen(&self) -> String {
-        format!("seen_at > {} - {}", self.backend.clock(), GONE_AFTER.as_millis())
+        // As a query of its own it is computed once, not for each row.
+        format!("seen_at > (SELECT {}) - {}", self.backend.clock(), GONE_AFTER.as_millis())
     }
 }
 

@@ -14,7 +14,6 @@ use tokio::sync::oneshot;
 use crate::algorithm::{Token, counting};
 use crate::buffer::table::{Entry, Link};
 use crate::buffer::{Buffer, Cold, LeaseKind, LeasedTokens, Refill, Take};
-use crate::invariant;
 use crate::lease::size::{Demand, LeaseSize};
 use crate::lease::{LeaseClient, QUEUE_MAX, Reply};
 use crate::limiter::holds::Unspent;
@@ -1024,7 +1023,8 @@ impl KeyState {
     }
 
     /// Notes that `ask` has been answered. If others are still out, the time to the next reply
-    /// counts from now.
+    /// counts from now. None may be out: after the machine was suspended, an ask that counted as
+    /// lost is answered after all.
     fn note_answered(&mut self, ask: &Ask, now: Time) {
         self.asking = self.asking.saturating_sub(1);
         self.buffer.note_ask(now);
@@ -1279,7 +1279,7 @@ impl KeyState {
     /// Returns what became of the key's debt.
     pub(super) fn reply(&mut self, reply: &Reply, visit: &mut Visit<'_>) -> DebtOutcome {
         let mut paid = 0;
-        self.note_reply(reply, visit.now);
+        self.note_answered(&reply.ask, visit.now);
         self.note_reported(reply);
         match &reply.outcome {
             Ok(grant) if reply.ask.next_window => {
@@ -1302,16 +1302,6 @@ impl KeyState {
         }
         self.buffer.trim();
         debt
-    }
-
-    /// Notes that an ask is out no more. One that is overdue counts as lost: its reply may come after
-    /// all where the machine was suspended, while the ask that took its place is out.
-    fn note_reply(&mut self, reply: &Reply, now: Time) {
-        if now.since(reply.asked_at) > LOST_AFTER {
-            return self.forget_lost_ask(now);
-        }
-        invariant::check(self.asking > 0, "a reply answers an ask that is out");
-        self.note_answered(&reply.ask, now);
     }
 
     /// What becomes of the debt after a reply that `paid` for a part of it. What `local` admitted
@@ -1567,7 +1557,8 @@ impl KeyState {
         }
     }
 
-    /// Forgets an ask that was lost by an internal error.
+    /// Forgets an ask that was lost by an internal error, or whose reply a suspended machine has not
+    /// read yet.
     fn forget_lost_ask(&mut self, now: Time) {
         if self.asking == 0 || self.buffer.ask_age(now) <= LOST_AFTER {
             return;
@@ -1639,8 +1630,11 @@ impl KeyState {
         if moves {
             self.give_back(visit);
             self.buffer.forget();
+        } else if self.is_of_slots() && limit.capacity() >= self.limit().capacity() {
+            self.buffer.mark_estimated();
         } else if self.is_of_slots() {
-            // The ask of the request that is here states how many are left.
+            // The next ask says that no slots lie idle; without one, the store forgets them.
+            self.buffer.drain(visit.now);
             self.buffer.forget();
         } else if spaced || none_held() || self.takes_returns(visit) {
             self.give_back_tokens(visit);
@@ -1720,7 +1714,9 @@ impl KeyState {
     /// table again and have asked before, and of two statements the store believes the later one.
     /// The store forgets them once this pod has not asked for a time.
     pub(super) fn give_back_evicted(&mut self, visit: &mut Visit<'_>) {
-        if !self.is_of_slots() {
+        if self.is_of_slots() {
+            self.buffer.drain(visit.now); // counts what has ended
+        } else {
             self.give_back(visit);
         }
     }

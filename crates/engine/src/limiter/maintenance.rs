@@ -96,8 +96,9 @@ impl Limiter {
         }
     }
 
-    /// Gives back the tokens of rules that are missing in `rules`, or have another limit there. Slots
-    /// go back once their key is checked: an ask that states their number keeps requests waiting.
+    /// Gives back the tokens of rules that are missing in `rules`, or have another limit there. Idle
+    /// slots wait for the next check of their key: requests that come while an ask states their
+    /// number would wait for its reply.
     pub async fn apply_rules(&self, rules: &Rules) {
         self.sweep(|state, visit| {
             if stale(rules, state) && !state.is_of_slots() && state.takes_returns(visit) {
@@ -125,8 +126,6 @@ impl Limiter {
         }
         self.sweep(KeyState::give_back).await;
         self.leave().await;
-        // What calls that were cut off have put back since.
-        self.sweep(KeyState::give_back).await;
         self.shared.lease_client.close().await;
     }
 

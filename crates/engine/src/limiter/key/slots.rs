@@ -140,23 +140,23 @@ impl KeyState {
 
     /// Removes all idle slots, which go back with the ask; those in use stay stated.
     pub(super) fn give_back_idle(&mut self, visit: &mut Visit<'_>) {
-        if self.takes_idle_out(visit.now) {
+        if self.drain_idle(visit.now) {
             visit.asks.push(self.statement(visit));
         }
     }
 
-    /// The same without counting the ask as out: where it is the last one to its store, so that
-    /// none overtakes it.
+    /// The same with an ask that does not count as out: only where the key sends no later one to the
+    /// same store, which might arrive first.
     pub(super) fn give_back_last(&mut self, visit: &mut Visit<'_>) {
-        if self.takes_idle_out(visit.now) {
+        if self.drain_idle(visit.now) {
             let (slots, purpose) = (self.stated(visit), Purpose::Return);
             visit.asks.push(Ask { slots, purpose, ..self.policy(visit).blank_ask(visit.key) });
         }
     }
 
-    /// Removes all idle slots. Returns whether an ask has to say so: the one that is out, if any,
-    /// or the next one says it otherwise.
-    fn takes_idle_out(&mut self, now: Time) -> bool {
+    /// Removes all idle slots. Returns whether an ask has to be made to say so: if one is out, the
+    /// one after it does.
+    fn drain_idle(&mut self, now: Time) -> bool {
         let idle = self.buffer.drain(now).into_iter().flatten().count();
         idle > 0 && self.asking == 0
     }
