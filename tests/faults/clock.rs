@@ -10,7 +10,7 @@ use crate::support::faketime::FakeClock;
 use crate::support::now;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_server::Server;
-use crate::support::windows::{early_in_a_window, into_window};
+use crate::support::windows::{early_in_a_window, into_window, wall_clock};
 
 const HOUR: f64 = 3600.0;
 
@@ -36,15 +36,15 @@ async fn r11_the_clocks_of_the_pods_step() {
         clock.set(step);
         tokio::time::sleep(Duration::from_millis(700)).await;
     }
+    let before = hour();
     clock.set(HOUR);
     stage.rules.replace("domain: r11\ndescriptors: [{key: path, rate_limit: {unit: never}}]\n");
     let reported = stage.pods[0].logs("never").await;
     let samples = load.stop_after(Duration::from_secs(1)).await;
 
-    row.holds(
-        hour_of(&reported) == (hour() + 1) % 24,
-        &format!("the clock did not step: {reported}"),
-    );
+    // An hour may have ended since the line was written.
+    let next = [before, hour()].map(|hour| (hour + 1) % 24);
+    row.holds(next.contains(&hour_of(&reported)), &format!("the clock did not step: {reported}"));
     stage.judge(&mut row, &samples, stage.tight).await;
     stage.stop(&mut row).await;
     row.end();
@@ -162,6 +162,10 @@ fn expire(redis: &Server, row: &mut Row) {
 const SUSPENDED_WINDOW: Duration = Duration::from_secs(20);
 const SUSPENDED_LIMIT: u64 = 1_000;
 
+/// Attempts at a round that ends within the window after that of its beginning: a busy machine may
+/// take longer for its requests.
+const SUSPENSIONS_MAX: u32 = 5;
+
 /// The process is stopped, and so is its monotonic clock: `CLOCK_BOOTTIME` alone goes on, as on a
 /// machine that was suspended.
 #[tokio::test(flavor = "multi_thread")]
@@ -195,19 +199,31 @@ async fn r25_the_machine_of_a_pod_is_suspended() {
     spend(&of_suspended, "/warm", 1).await;
     spend(&of_awake, "/warm", 1).await;
 
-    early_in_a_window(SUSPENDED_WINDOW, SUSPENDED_WINDOW - Duration::from_secs(5)).await;
-    let before = spend(&of_suspended, "/tight", SUSPENDED_LIMIT * 3 / 10).await;
-    suspended.process.signal("STOP");
-    let stopped = now();
-    let left = u64::from(of_awake.remaining("r25", ("path", "/tight")).await);
-    let held = SUSPENDED_LIMIT - before - left;
-    tokio::time::sleep(SUSPENDED_WINDOW - into_window(SUSPENDED_WINDOW)).await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    let mut admitted = spend(&of_awake, "/tight", SUSPENDED_LIMIT + 50).await;
-    clock.set(-stopped.elapsed().as_secs_f64());
-    suspended.process.signal("CONT");
-    admitted += spend(&of_suspended, "/tight", held + 50).await;
-    let stays = into_window(SUSPENDED_WINDOW);
+    let window = || wall_clock().as_secs() / SUSPENDED_WINDOW.as_secs();
+    let (mut rounds, mut slept) = (0, Duration::ZERO);
+    let (held, admitted, stays) = loop {
+        rounds += 1;
+        let path = format!("/tight-{rounds}");
+        early_in_a_window(SUSPENDED_WINDOW, SUSPENDED_WINDOW - Duration::from_secs(5)).await;
+        let first = window();
+        let before = spend(&of_suspended, &path, SUSPENDED_LIMIT * 3 / 10).await;
+        suspended.process.signal("STOP");
+        let stopped = now();
+        let left = u64::from(of_awake.remaining("r25", ("path", &path)).await);
+        let held = SUSPENDED_LIMIT.saturating_sub(before + left);
+        tokio::time::sleep(SUSPENDED_WINDOW - into_window(SUSPENDED_WINDOW)).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let mut admitted = spend(&of_awake, &path, SUSPENDED_LIMIT + 50).await;
+        slept += stopped.elapsed();
+        clock.set(-slept.as_secs_f64());
+        suspended.process.signal("CONT");
+        admitted += spend(&of_suspended, &path, held + 50).await;
+        let (is_in_time, stays) = (window() == first + 1, into_window(SUSPENDED_WINDOW));
+        if is_in_time || rounds == SUSPENSIONS_MAX {
+            row.holds(is_in_time, "each round took longer than a window");
+            break (held, admitted, stays);
+        }
+    };
 
     row.note(&format!("{held} held when it was suspended; ended {stays:.1?} into the window"));
     row.holds(held > 0, "it held nothing when it was suspended");

@@ -49,7 +49,7 @@ async fn r8_a_master_is_alone_with_the_pods() {
     };
     let writable = time_until(FAILOVER_MAX, heir_writes).await;
     let at_first = scripts(heir);
-    let resumed = time_until(FAILOVER_MAX, async || scripts(heir) > at_first).await;
+    let resumed = time_until(2 * FAILOVER_MAX, async || scripts(heir) > at_first).await;
     let gave_up = time_until(FAILOVER_MAX, async || !is_writable(lone, &key)).await;
     let split = split.stop_after(Duration::from_secs(1)).await;
     cluster.join();
@@ -57,7 +57,7 @@ async fn r8_a_master_is_alone_with_the_pods() {
     let demoted = time_until(FAILOVER_MAX, follows).await;
     let samples = load.stop().await;
 
-    row.recovered(resumed.unwrap_or(FAILOVER_MAX), stage.scale.pick(15, 1) * RESUME_MAX);
+    row.recovered(resumed.unwrap_or(2 * FAILOVER_MAX), stage.scale.pick(15, 1) * RESUME_MAX);
     judge_failover(&mut row, writable);
     row.holds(gave_up.is_some(), "the lone master goes on lending");
     row.holds(demoted.is_some(), "the lone master does not follow its heir after it");

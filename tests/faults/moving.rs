@@ -51,10 +51,10 @@ async fn r9_the_hot_slot_moves_to_a_node_without_the_script() {
     let moved = now();
     let at_first = scripts(&cluster.nodes[to]);
     let again = async || scripts(&cluster.nodes[to]) > at_first + 5;
-    let resumed = time_until(RECOVERED_MAX, again).await;
+    let resumed = time_until(3 * RECOVERED_MAX, again).await;
     let samples = load.stop_after(Duration::from_secs(1)).await;
 
-    row.recovered(resumed.unwrap_or(RECOVERED_MAX), Duration::from_secs(1));
+    row.recovered(resumed.unwrap_or(3 * RECOVERED_MAX), Duration::from_secs(1));
     let took = moved.duration_since(began);
     row.note(&format!("{asked} asks by ASK; {more} more slots moved, {took:.1?} in all"));
     row.holds(asked > 0, "ASK was not followed");
@@ -91,9 +91,9 @@ async fn r10_every_node_is_restarted_in_turn() {
     }
     let all = || cluster.nodes.iter().map(scripts).sum::<u64>();
     let at_first = all();
-    let resumed = time_until(RECOVERED_MAX, async || all() > at_first + 5).await;
+    let resumed = time_until(3 * RECOVERED_MAX, async || all() > at_first + 5).await;
     let samples = load.stop_after(Duration::from_secs(1)).await;
-    row.recovered(resumed.unwrap_or(RECOVERED_MAX), Duration::from_secs(1));
+    row.recovered(resumed.unwrap_or(3 * RECOVERED_MAX), Duration::from_secs(1));
     stage.judge(&mut row, &samples, 2 * stage.tight).await;
     stage.stop(&mut row).await;
     row.end();
@@ -129,9 +129,9 @@ async fn r10_the_counts_are_flushed() {
         cluster.nodes.iter().take(3).for_each(|node| node.command::<()>(words));
     }
     let at_first = scripts_at();
-    let resumed = time_until(RECOVERED_MAX, async || scripts_at() > at_first + 5).await;
+    let resumed = time_until(3 * RECOVERED_MAX, async || scripts_at() > at_first + 5).await;
     let samples = load.stop_after(Duration::from_secs(3)).await;
-    row.recovered(resumed.unwrap_or(RECOVERED_MAX), Duration::from_secs(1));
+    row.recovered(resumed.unwrap_or(3 * RECOVERED_MAX), Duration::from_secs(1));
     stage.judge(&mut row, &samples, 2 * stage.tight).await;
     stage.stop(&mut row).await;
     row.end();
@@ -175,9 +175,9 @@ async fn r10_redis_refuses() {
         row.holds(refused.is_some(), &format!("{counted} is 0"));
         cluster.nodes.iter().for_each(|node| node.command::<()>(end));
         let at_first = all();
-        let resumed = time_until(2 * RECOVERED_MAX, async || all() > at_first + 20).await;
+        let resumed = time_until(3 * RECOVERED_MAX, async || all() > at_first + 20).await;
         let samples = load.stop_after(Duration::from_millis(500)).await;
-        row.recovered(resumed.unwrap_or(2 * RECOVERED_MAX), RECOVERED_MAX);
+        row.recovered(resumed.unwrap_or(3 * RECOVERED_MAX), RECOVERED_MAX);
         stage.judge(&mut row, &samples, 2 * stage.tight).await;
         stage.stop(&mut row).await;
         row.end();

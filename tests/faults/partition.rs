@@ -28,6 +28,10 @@ const RECOVERED_MAX: Duration = Duration::from_secs(3);
 const HERD_MAX: u64 = 2;
 const HELD_UP_MAX: u64 = 20;
 
+/// The usual number is at least this: four of thirteen requests are for new keys. A busy machine
+/// may stall for a part of the second in which they are counted.
+const USUAL_MIN: u64 = 60;
+
 /// The nodes that are cut off from the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
@@ -79,12 +83,12 @@ async fn r8_a_pod_is_cut_off_from_its_shards() {
         tokio::time::sleep(scale.pick(2, 10) * Duration::from_secs(1)).await;
         set(cut, false);
         let (ended, healed) = (now(), asked());
-        let resumed = time_until(2 * RECOVERED_MAX, async || asked() > healed + usual / 4).await;
+        let resumed = time_until(3 * RECOVERED_MAX, async || asked() > healed + usual / 4).await;
         tokio::time::sleep(Duration::from_secs(1).saturating_sub(ended.elapsed())).await;
         let herd = (asked() - healed) * 1000 / u64::try_from(ended.elapsed().as_millis()).unwrap();
         row.note(&format!("{usual} scripts in a second before it, {herd} after it"));
-        row.holds(herd <= HERD_MAX * usual + HELD_UP_MAX, "a herd of asks");
-        row.recovered(resumed.unwrap_or(2 * RECOVERED_MAX), RECOVERED_MAX);
+        row.holds(herd <= HERD_MAX * usual.max(USUAL_MIN) + HELD_UP_MAX, "a herd of asks");
+        row.recovered(resumed.unwrap_or(3 * RECOVERED_MAX), RECOVERED_MAX);
         spells.push((row, began, ended, envoy.verdicts().await.error - errors));
     }
     let samples = load.stop().await;

@@ -52,7 +52,8 @@ async fn r15_sigterm_under_load() {
     row.note(&stage.settings);
     row.recovered(took, DRAIN_MAX + Duration::from_millis(500));
     row.holds(status == 0, &format!("exit status {status}"));
-    let soon = unhealthy.is_some_and(|after| after < Duration::from_millis(500));
+    let at_once = stage.scale.pick(5_000, 500);
+    let soon = unhealthy.is_some_and(|after| after < Duration::from_millis(at_once));
     row.holds(soon, &format!("not serving only after {unhealthy:?}"));
     stage.judge(&mut row, &samples, stage.tight).await;
     judge_process(&mut row, stays).await;
@@ -223,12 +224,12 @@ async fn r18_hardly_any_processor() {
         stage.envoy.get("/warm-0", &[]).await.status == 200
             && start.elapsed() < stage.scale.latency_max
     };
-    let recovered = time_until(Duration::from_secs(5), fast).await;
+    let recovered = time_until(Duration::from_secs(10), fast).await;
     let errors = stage.errors().await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let samples = load.stop().await;
     row.note(&format!("{errors} errors at Envoy meanwhile"));
-    row.recovered(recovered.unwrap_or(Duration::from_secs(5)), Duration::from_secs(1));
+    row.recovered(recovered.unwrap_or(Duration::from_secs(10)), Duration::from_secs(1));
     let after = samples.between(ended + Duration::from_secs(1), now());
     row.errors(stage.errors().await - errors + after.tally().faults());
     row.admitted(samples.of(|path| path == 0).passed(), 2 * stage.tight);

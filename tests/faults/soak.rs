@@ -28,7 +28,7 @@ use trouble::Trouble;
 const RATE: u32 = 300;
 
 /// Timeout of Envoy. No latency is judged here, because the machine may be shared.
-const ENVOY_TIMEOUT: Duration = Duration::from_secs(1);
+const ENVOY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Limit per minute of the key that is used up.
 const TIGHT: u64 = 200;

@@ -8,6 +8,8 @@
 //! reached: their requests must all pass.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -69,7 +71,12 @@ pub struct Stage {
     /// The settings behind the row's figures, to be noted in the row.
     pub settings: String,
     prefix: String,
+    stalls: Stalls,
 }
+
+/// When a thread woke up that does nothing but sleep, and how late: a busy machine delays every
+/// process so. The thread ends when this is dropped.
+struct Stalls(Arc<Mutex<Vec<(Instant, Duration)>>>);
 
 /// See [`turn`].
 static TURNS: Semaphore = Semaphore::const_new(4);
@@ -95,6 +102,9 @@ const LEASE_WAIT: Duration = Duration::from_millis(5);
 /// Envoy keeps its connections, so that each end takes the whole notice: a quarter of this. Leases
 /// are given back in the last quarter.
 const DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "4s");
+
+/// Interval at which [`Stalls`] looks.
+const STALL_POLL: Duration = Duration::from_millis(10);
 
 /// Interval at which [`time_until`] checks.
 const POLL: Duration = Duration::from_millis(20);
@@ -167,7 +177,8 @@ impl<'a> Plan<'a> {
         let options = EnvoyOptions { timeout, ..EnvoyOptions::new(self.domain, &addrs) };
         let envoy = Envoy::start(options).await;
         let settings = self.settings(timeout);
-        Stage { rules, pods, envoy, scale, tight, exact, settings, prefix }
+        let stalls = Stalls::watch();
+        Stage { rules, pods, envoy, scale, tight, exact, settings, prefix, stalls }
     }
 
     /// The settings that differ from the defaults, and make requests wait or be denied instead of
@@ -236,11 +247,11 @@ impl Stage {
         let spell = samples.between(from, to);
         let calm = samples.only(|sample| sample.due < from);
         row.note(&format!("calm p99 {:.1?}", calm.latency(99)));
-        // A busy machine also slows the calm period before the fault.
+        // A busy machine also slows the calm period before the fault, and stalls.
         latency_max = if is_full {
             latency_max.max(calm.latency(percent))
         } else {
-            latency_max + 4 * calm.latency(percent)
+            latency_max + 4 * calm.latency(percent) + self.stalls.longest(from, to)
         };
         let (warm, others) = (spell.of(is_warm), spell.of(|path| !is_warm(path)));
         for (name, part, max) in
@@ -288,6 +299,31 @@ impl Stage {
     /// that do not answer are left out.
     pub fn debited(&self, cluster: &Cluster) -> BTreeMap<String, u64> {
         cluster.nodes.iter().flat_map(|node| debited_at(node, &self.prefix)).collect()
+    }
+}
+
+// === impl Stalls ===
+
+impl Stalls {
+    fn watch() -> Self {
+        let stalls = Self(Arc::default());
+        let kept = Arc::downgrade(&stalls.0);
+        thread::spawn(move || {
+            while let Some(stalls) = kept.upgrade() {
+                let slept = now();
+                thread::sleep(STALL_POLL);
+                let late = slept.elapsed().saturating_sub(STALL_POLL);
+                stalls.lock().expect("no panic").push((now(), late));
+            }
+        });
+        stalls
+    }
+
+    /// The longest at any time between two instants.
+    fn longest(&self, from: Instant, to: Instant) -> Duration {
+        let stalls = self.0.lock().expect("no panic");
+        let within = stalls.iter().filter(|(ended, late)| *ended >= from && *ended - *late < to);
+        within.map(|(_, late)| *late).max().unwrap_or_default()
     }
 }
 

@@ -26,8 +26,8 @@ const CALLS_EACH: usize = 64;
 /// What pods differ in from the defaults. Where Redis is to be in time, requests wait for seconds,
 /// as a busy machine needs that long for thousands of calls; and all of them may wait at once.
 const PATIENT: [(&str, &str); 4] = [
-    ("LEASE_MAX_WAIT", "4s"),
-    ("LEASE_WAIT_LIMIT", "4s"),
+    ("LEASE_MAX_WAIT", "10s"),
+    ("LEASE_WAIT_LIMIT", "10s"),
     ("REDIS_TIMEOUT", "5s"),
     ("MAX_IN_FLIGHT", "20000"),
 ];

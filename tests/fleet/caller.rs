@@ -39,7 +39,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(15);
 /// The timeout of each call. A request waits for Redis for as long as this allows, and for at most
 /// `LEASE_WAIT_LIMIT` (15 ms), as it does under Envoy's default of 20 ms; the latter would expire
 /// before the answer wherever other work keeps the machine busy.
-const TIMEOUT: &str = "5S";
+const TIMEOUT: &str = "12S";
 
 /// Bytes before a message in its frame: a flag and a length.
 const FRAME: usize = 5;

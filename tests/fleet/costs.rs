@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 
 use crate::caller::{Caller, Line, charge, passes, request};
+use crate::orders::PATIENT;
 use crate::pods::Pods;
 use crate::support::now;
 use crate::support::redis::Cluster;
@@ -52,8 +53,12 @@ descriptors:
 ";
 
 async fn started(domain: &str, pods: usize, rules: &str) -> Pods {
+    started_in(domain, pods, rules, &[]).await
+}
+
+async fn started_in(domain: &str, pods: usize, rules: &str, env: &[(&str, &str)]) -> Pods {
     let text = rules.replace("DOMAIN", domain);
-    Pods::start_with(domain, pods, &Cluster::shared().places(), &text, &[]).await
+    Pods::start_with(domain, pods, &Cluster::shared().places(), &text, env).await
 }
 
 /// A number below 1000, drawn by another one.
@@ -466,7 +471,7 @@ async fn slots_are_all_used_and_never_more_on_pods_of_uneven_demand() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_slots_of_a_killed_pod_come_back() {
     let _shared = MACHINE.read().await;
-    let pods = started("slots-killed", 2, SLOT_RULES).await;
+    let pods = started_in("slots-killed", 2, SLOT_RULES, &PATIENT).await;
     let [one, other] = [&pods.pods[0], &pods.pods[1]];
     for at in 0..10 {
         assert!(one.caller.passes(&pods.domain, &[start("ten", "only", &at.to_string(), 1)]).await);
@@ -477,5 +482,6 @@ async fn the_slots_of_a_killed_pod_come_back() {
     let free = async || other.caller.passes(&pods.domain, &[start("ten", "only", "all", 10)]).await;
     other.process.process.until("with all slots", Duration::from_secs(10), free).await;
     println!("all slots were back after {:?}", killed.elapsed());
-    assert!(killed.elapsed() <= Duration::from_secs(5), "{:?}", killed.elapsed());
+    // On a busy machine an ask may take as long as the pods wait for it.
+    assert!(killed.elapsed() <= Duration::from_secs(9), "{:?}", killed.elapsed());
 }

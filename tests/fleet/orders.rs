@@ -23,7 +23,7 @@ const LIMIT: u64 = 6;
 const LIMITS: [(&str, &str); 1] = [("user", "unit: day, requests_per_unit: 6")];
 
 /// No failure mode answers, however late a busy machine is: it would admit beyond the limit.
-const PATIENT: [(&str, &str); 2] = [("LEASE_MAX_WAIT", "4s"), ("LEASE_WAIT_LIMIT", "4s")];
+pub const PATIENT: [(&str, &str); 2] = [("LEASE_MAX_WAIT", "4s"), ("LEASE_WAIT_LIMIT", "4s")];
 
 /// What an order may take to reach a pod, and what a busy machine may take.
 const FOLLOWED_IN: Duration = Duration::from_millis(250);
@@ -131,7 +131,8 @@ async fn a_pod_that_starts_later_denies_what_is_blocked_and_a_block_ends_by_itse
     let cluster = Cluster::shared();
     let store = RedisStore::spawn(cluster.config(), &format!("{domain}:"));
     store.ready().await;
-    let lasts = Duration::from_secs(4);
+    // Longer than a pod takes to start on a busy machine.
+    let lasts = Duration::from_secs(12);
     let begun = now();
     store.order(&ask(domain, "a"), Order::Block(lasts)).await.unwrap();
     let pods = Pods::start(domain, 1, &cluster.places(), &LIMITS, &PATIENT).await;

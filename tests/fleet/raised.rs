@@ -11,6 +11,9 @@ use crate::support::redis::Cluster;
 
 const PODS: usize = 2;
 
+/// Attempts at a round whose answers are in time to be judged.
+const ROUNDS_MAX: usize = 5;
+
 /// Limits of one key: it is used up under `before`, and then has the limit `then`, under which its
 /// next token comes within this many seconds.
 struct Case {
@@ -81,11 +84,11 @@ async fn ask(pods: &Pods, pod: usize, key: &'static str, value: &str) -> (bool, 
 }
 
 /// Uses up the key of `case` under its first limit, changes the limit, and checks the answers.
-async fn changed(pods: &Pods, case: &Case, round: usize) -> Result<(), String> {
+/// Returns whether they came in time to be judged: a busy machine may be late.
+async fn changed(pods: &Pods, case: &Case, value: &str) -> Result<bool, String> {
     let Case { key, before, then, within } = *case;
-    let value = &format!("round-{round}");
-    // `round` makes each file differ from the one before.
-    let marker = (value.as_str(), "unit: day, requests_per_unit: 1");
+    // `value` makes each file differ from the one before.
+    let marker = (value, "unit: day, requests_per_unit: 1");
     pods.change(&[(key, before), marker]).await;
     while ask(pods, 0, key, value).await.0 {}
     assert!(!ask(pods, 1, key, value).await.0, "{key} is used up");
@@ -95,7 +98,7 @@ async fn changed(pods: &Pods, case: &Case, round: usize) -> Result<(), String> {
     let (passed, said) = ask(pods, 0, key, value).await;
     println!("{key}: passes at once: {passed}; else after {said} s");
     if passed {
-        return Ok(());
+        return Ok(true);
     }
     if said > within {
         return Err(format!("{key}: denied for {said} s, at most {within} s are right"));
@@ -104,6 +107,9 @@ async fn changed(pods: &Pods, case: &Case, round: usize) -> Result<(), String> {
     let too_early = Duration::from_secs(said).saturating_sub(Duration::from_millis(1_500));
     tokio::time::sleep(too_early.saturating_sub(changed_at.elapsed())).await;
     if said > 1 && ask(pods, 1, key, value).await.0 {
+        if changed_at.elapsed() >= Duration::from_secs(said - 1) {
+            return Ok(false);
+        }
         return Err(format!("{key}: passed before the {said} s that were said"));
     }
     tokio::time::sleep(Duration::from_secs(said).saturating_sub(changed_at.elapsed())).await;
@@ -113,7 +119,7 @@ async fn changed(pods: &Pods, case: &Case, round: usize) -> Result<(), String> {
         return Err(format!("{key}: denied after the {said} s that were said"));
     }
     println!("{key}: passed {:?} after the change", changed_at.elapsed());
-    Ok(())
+    Ok(true)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -124,8 +130,15 @@ async fn a_changed_limit_acts_at_once_and_the_time_it_says_is_true() {
     let pods = Pods::start("raised", PODS, &places, &first, &[]).await;
     let mut wrong = Vec::new();
     for case in &CASES {
-        let changed = pods.undisturbed(async |round| changed(&pods, case, round).await).await;
-        wrong.extend(changed.err());
+        let judged = pods.undisturbed(async |round| {
+            for again in 0..ROUNDS_MAX {
+                if changed(&pods, case, &format!("round-{round}-{again}")).await? {
+                    return Ok(());
+                }
+            }
+            Err(format!("{}: {ROUNDS_MAX} rounds were too late to judge", case.key))
+        });
+        wrong.extend(judged.await.err());
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     pods.are_unharmed();

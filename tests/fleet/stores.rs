@@ -25,13 +25,15 @@ const FLOODED: u64 = 500;
 /// For steps that take milliseconds, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(20);
 
-/// The settings of stores `premium` and `batch`, and a wait that no busy machine exceeds.
+/// The settings of stores `premium` and `batch`, and waits that no busy machine exceeds: the first
+/// is also the least silence that opens a breaker.
 fn settings(premium: &Single, batch: &Single) -> Vec<(&'static str, String)> {
     let url = |redis: &Single| format!("127.0.0.1:{}", redis.server.port());
     vec![
         ("REDIS_STORES", "premium,batch".to_owned()),
         ("REDIS_STORE_PREMIUM_URL", url(premium)),
         ("REDIS_STORE_BATCH_URL", url(batch)),
+        ("LEASE_MAX_WAIT", "1s".to_owned()),
         ("LEASE_WAIT_LIMIT", "5s".to_owned()),
     ]
 }
