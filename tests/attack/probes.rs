@@ -132,12 +132,9 @@ impl Probed {
     /// The probes that began between two instants. A failed probe does not count if the probing
     /// thread stalled while it was under way.
     pub fn between(&self, from: Instant, to: Instant) -> Ended {
-        let (ends, stalls) = (self.ends.lock(), self.stalls.lock());
-        let is_excused = |end: &End| {
-            let overlaps =
-                |(began, over): &(Instant, Instant)| *began < end.ended && end.begun < *over;
-            !end.is_answered && stalls.iter().any(overlaps)
-        };
+        let ends = self.ends.lock();
+        let is_excused =
+            |end: &End| !end.is_answered && self.has_stalled_within(end.begun, end.ended);
         let within = ends.iter().filter(|end| (from..to).contains(&end.begun));
         let counted: Vec<_> = within.filter(|end| !is_excused(end)).collect();
         let failed = counted.iter().filter(|end| !end.is_answered);
@@ -146,5 +143,12 @@ impl Probed {
             slowest: counted.iter().map(|end| end.ended - end.begun).max().unwrap_or_default(),
             failed: failed.map(|end| (end.name, end.ended - end.begun)).collect(),
         }
+    }
+
+    /// Whether the probing thread, which is the neighbour's too, stalled at any time between two
+    /// instants.
+    pub fn has_stalled_within(&self, from: Instant, to: Instant) -> bool {
+        let overlaps = |(began, over): &(Instant, Instant)| *began < to && from < *over;
+        self.stalls.lock().iter().any(overlaps)
     }
 }

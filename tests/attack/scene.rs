@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
 use crate::foe::{Foes, Meter};
 use crate::messages::PLENTY;
-use crate::neighbour::{self, Seen, Values};
+use crate::neighbour::{self, End, Sample, Seen, Values};
 use crate::probes::{self, Probed};
 use crate::row::{AFTER_MAX, DURING_MAX, Row};
 use crate::support::now;
@@ -204,8 +204,8 @@ impl Scene {
         let peak = self.pod.process.memory("VmHWM");
         let ((), after) = tokio::join!(self.honest.seen.ended(), self.settled(before));
         self.honest.stop();
-        let calm = self.honest.seen.between(self.start, begun);
-        let attacked = self.honest.seen.between(begun, ended);
+        let calm = self.honest.calls(self.start, begun);
+        let attacked = self.honest.calls(begun, ended);
         let mut row = self.row;
         row.bytes(&self.foes.meter);
         row.memory(before, (peak, self.during_max), (after, self.after_max));
@@ -279,6 +279,15 @@ impl Honest {
             })
         };
         Self { seen, probed, end: Some(end), thread: Some(thread) }
+    }
+
+    /// The neighbour's calls that were due between two instants. A late one does not count if the
+    /// thread stalled while it was under way.
+    fn calls(&self, from: Instant, to: Instant) -> Vec<Sample> {
+        let mut calls = self.seen.between(from, to);
+        let has_stalled = |it: &Sample| self.probed.has_stalled_within(it.due, it.due + it.latency);
+        calls.retain(|it| it.end != End::Late || !has_stalled(it));
+        calls
     }
 
     /// Stops both.

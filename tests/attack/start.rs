@@ -65,7 +65,7 @@ async fn v10_a_socket_with_a_full_queue_is_not_taken_over() {
 /// their size, not by 16 MiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn v11_a_file_of_unknown_keys_delays_no_good_one() {
-    const IN_FORCE_MAX: Duration = Duration::from_secs(6);
+    const IN_FORCE_MAX: Duration = Duration::from_secs(10);
     let (lines, during) = if Scale::get().is_full { (300_000, 256) } else { (50_000, 64) };
     let mut plan = Plan::new("V11", "a reload with many unknown keys, then a good one");
     plan.during_max = Some(during * MIB);
@@ -130,8 +130,13 @@ async fn v12_no_fault_or_log_line_quotes_a_credential() {
             let other = second(scene.rules.path(), env);
             let other = &other.process;
             let connection = Connection::open(foes.grpc).await;
-            let end = now() + Duration::from_secs(2);
-            while other.exited().is_none() && now() < end {
+            let begun = now();
+            // On a busy machine its first line may come late.
+            let is_over = || {
+                let is_mute = other.log().trim().is_empty();
+                begun.elapsed() >= if is_mute { EXIT_MAX } else { Duration::from_secs(2) }
+            };
+            while other.exited().is_none() && !is_over() {
                 let _ = foes.call(&connection, &message("plenty", "traced")).await;
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }

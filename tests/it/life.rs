@@ -46,10 +46,10 @@ descriptors:
     rate_limit: {unit: year, requests_per_unit: 100}
   - key: plenty
     rate_limit: {unit: year, requests_per_unit: 4000000000}
-  - key: held_2s
-    rate_limit: {unit: minute, requests_per_unit: 30, algorithm: leaky_bucket, max_delay: 60s}
   - key: held_6s
     rate_limit: {unit: minute, requests_per_unit: 10, algorithm: leaky_bucket, max_delay: 60s}
+  - key: held_30s
+    rate_limit: {unit: minute, requests_per_unit: 2, algorithm: leaky_bucket, max_delay: 60s}
 ";
 
 /// A call under way: the second of a key whose requests wait for their slots.

@@ -26,7 +26,7 @@ const SLOTS: u64 = 3 * L;
 
 /// Maximum number of rounds, one of which must use so many slots: a busy machine may stall a process
 /// for longer than a slot. A shortfall of the module would show in each round.
-const ROUNDS_MAX: usize = 4;
+const ROUNDS_MAX: usize = 20;
 
 async fn two(domain: &str, rules: &Rules) -> [Envoy; 2] {
     let options = Options::new(domain, rules).on_cluster(&Cluster::shared().places());

@@ -18,8 +18,12 @@ use crate::support::envoy::{
     ANY_PORT, Envoy, assignment, endpoint, filter, listener, pipe, router, socket,
 };
 use crate::support::http::Client;
+use crate::support::now;
 
 const DOMAIN: &str = "contract";
+
+/// How long the descriptors of a request may take to be as many as they should, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The rate limits of a route, and requests to it.
 struct Case {
@@ -506,13 +510,14 @@ async fn compare(json: bool) {
 async fn both(asked: &Asked, decided: &mut Decided<'_>, case: &Case) -> (Vec<String>, Vec<String>) {
     let has_end = case.rate_limits.to_string().contains("apply_on_stream_done");
     let (mut expected, mut found) = (Vec::new(), Vec::new());
-    for _ in 0..200 {
+    let end = now() + PATIENCE;
+    loop {
         expected.extend(of_service(&asked.requests()));
         found.extend(decided.more());
-        if expected.len() == found.len() && (!found.is_empty() || !has_end) {
-            break;
+        let are_as_many = expected.len() == found.len() && (!found.is_empty() || !has_end);
+        if are_as_many || now() >= end {
+            return (expected, found);
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    (expected, found)
 }

@@ -85,6 +85,8 @@ async fn the_access_log_has_details_flags_and_the_metadata_of_the_answer() {
     options.manager = access_log(&log, format);
     let envoy = options.start().await;
     assert_eq!(envoy.get("/a", &[]).await.status, 200);
+    // Another worker, which may have the second request, would write its line first.
+    lines(&envoy, &log, 1).await;
     let denied = envoy.get("/a", &[]).await;
     assert_eq!((denied.status, &*denied.body), (429, ""));
     let lines = lines(&envoy, &log, 2).await;

@@ -25,6 +25,9 @@ const LEAVING: usize = 20;
 /// After so many rounds Envoy's caches are as large as they get.
 const WARM: usize = 4;
 
+/// How long the store may take to decide again after Redis was stopped, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// What a life may add to the memory of a warm Envoy. Listeners that drain are part of it.
 const GROWTH_MAX: u64 = 32 << 20;
 
@@ -55,25 +58,35 @@ async fn active(envoy: &Envoy) -> u64 {
     envoy.counter("http.ingress.downstream_rq_active").await
 }
 
-/// One change of each kind.
-async fn churn(changing: &Changing, options: &Options, redis: &Server, round: usize) {
+/// Returns once most of the requests wait, or all of them have ended, and whether they wait. A
+/// stall of a busy machine opens the breaker: then the pod's own part of the limit decides at once.
+async fn are_waiting(envoy: &Envoy, requests: &mut JoinSet<()>) -> bool {
+    let most = async || active(envoy).await >= (LEAVING / 2) as u64;
+    let all_end = async { while requests.join_next().await.is_some() {} };
+    tokio::select! {
+        () = envoy.until("waiting", most) => true,
+        () = all_end => false,
+    }
+}
+
+/// One change of each kind. Returns whether requests have waited meanwhile.
+async fn churn(changing: &Changing, options: &Options, redis: &Server, round: usize) -> bool {
     let envoy = &changing.envoy;
     let namespace = "n".repeat(1 + round % 50);
     let is_stopped = round % 3 == 2;
     if is_stopped {
         redis.stop();
     }
-    let leaving = begin(envoy, round);
+    let mut leaving = begin(envoy, round);
     let changes = changing.count("listener_modified").await;
     changing.replace(&options.clone().filter(json!({"metadata_namespace": namespace})));
-    if !is_stopped {
-        // Without Redis the pod's own part of the limit decides at once.
-        envoy.until("waiting", async || active(envoy).await >= (LEAVING / 2) as u64).await;
-    }
+    // Without Redis the pod's own part of the limit decides at once.
+    let have_waited = !is_stopped && are_waiting(envoy, &mut leaving).await;
     let changed = async || changing.count("listener_modified").await > changes;
     envoy.until("changed", changed).await;
     drop(leaving);
     redis.cont();
+    have_waited
 }
 
 /// An Envoy from its start to its end by a signal, under load.
@@ -81,9 +94,9 @@ async fn live(options: &Options, redis: &Server, lasts: Duration, signal: &str) 
     let changing = Changing::start(options, &["--drain-time-s", "1"]).await;
     let envoy = &changing.envoy;
     let load = envoy.load(Load::new("/hot", LOADED, u64::MAX));
-    let (began, mut warm) = (now(), 0);
+    let (began, mut warm, mut waits) = (now(), 0, 0);
     for round in 0.. {
-        churn(&changing, options, redis, round).await;
+        waits += u32::from(churn(&changing, options, redis, round).await);
         if round == WARM {
             warm = envoy.process().memory("VmRSS");
         }
@@ -96,9 +109,16 @@ async fn live(options: &Options, redis: &Server, lasts: Duration, signal: &str) 
     let grown = envoy.process().memory("VmRSS").saturating_sub(warm);
     assert!(grown < GROWTH_MAX, "{grown} bytes more than after {WARM} rounds");
     assert!(tally.passed() > 100, "{tally:?}");
+    assert!(waits > 0, "no requests have waited in any round");
     assert_no_harm(envoy);
-    let _leaving = begin(envoy, usize::MAX);
-    envoy.until("waiting", async || active(envoy).await >= (LEAVING / 2) as u64).await;
+    let end_by = now() + PATIENCE;
+    let mut key = usize::MAX;
+    let mut leaving = begin(envoy, key);
+    while !are_waiting(envoy, &mut leaving).await {
+        assert!(now() < end_by, "the store does not decide again");
+        key -= 1;
+        leaving = begin(envoy, key);
+    }
     if signal == "TERM" {
         return end(changing.envoy).await;
     }

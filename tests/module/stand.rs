@@ -14,6 +14,7 @@ use crate::support::envoy::{
 use crate::support::files::put;
 use crate::support::module::library;
 use crate::support::ports::free_port;
+use crate::support::windows::early_in_a_window;
 
 /// What an Envoy with the module is configured with.
 #[derive(Debug, Clone)]
@@ -52,8 +53,18 @@ pub struct Changing {
 /// The maximum drain time of 10 s, and some time for a busy machine.
 const END_MAX: Duration = Duration::from_secs(15);
 
+/// Maximum duration of a test.
+const TEST_MAX: Duration = Duration::from_secs(60);
+
+const DAY: Duration = Duration::from_secs(86_400);
+
 const DYNAMIC: &str = "type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3";
 const RATE_LIMIT: &str = "envoy.extensions.filters.http.ratelimit.v3";
+
+/// Waits for the end of the day by UTC, if the day would end during the test: limits are of days.
+async fn clear_of_midnight() {
+    early_in_a_window(DAY, TEST_MAX).await;
+}
 
 /// How Envoy finds the module.
 pub fn module() -> Value {
@@ -236,6 +247,7 @@ impl Options {
 
     /// Starts Envoy with these variables in its environment.
     pub async fn start_in(&self, env: &[(&str, &str)]) -> Envoy {
+        clear_of_midnight().await;
         let files = TempDir::new().expect("a temporary directory");
         let bootstrap = self.bootstrap(files.path()).to_string();
         Envoy::run_in(files, &bootstrap, self.concurrency, "ingress", env).await
@@ -253,6 +265,7 @@ impl Options {
 impl Changing {
     /// With these further flags of Envoy.
     pub async fn start(options: &Options, flags: &[&str]) -> Self {
+        clear_of_midnight().await;
         let files = TempDir::new().expect("a temporary directory");
         let within = TempDir::new().expect("a temporary directory");
         let mut bootstrap = options.bootstrap(within.path());

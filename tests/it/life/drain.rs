@@ -28,10 +28,10 @@ use crate::support::redis::Server;
 const PLENTY: u32 = 4_000_000_000;
 
 /// A quarter of this is notice, and half is for calls under way.
-const DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "2s");
+const DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "4s");
 
-/// Leaves time for a test to act while calls are under way.
-const LONG_DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "4s");
+/// Leaves time for a test to act while calls are under way, on a busy machine too.
+const LONG_DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "10s");
 
 /// Makes a call, and checks that it is answered.
 async fn decided(connection: &Connection, value: &str) -> Reply {
@@ -86,7 +86,7 @@ async fn on_each_signal_health_fails_first_and_calls_under_way_finish() {
         // The pod is ready a moment before its health watch reports it.
         while watched.next().await.expect("a watch goes on") != "SERVING" {}
         assert_eq!(decided(&connection, signal).await.is_over_limit(), Some(false));
-        let waiting = Waiting::begin(&connection, "held_2s", "grpc").await;
+        let waiting = Waiting::begin(&connection, "held_6s", "grpc").await;
         let json = waiting_json(&pod).await;
         let both = async || pod.count("calls_under_way") == 2;
         pod.process.until("with both calls", SOON, both).await;
@@ -112,7 +112,7 @@ async fn on_each_signal_health_fails_first_and_calls_under_way_finish() {
 /// As [`Waiting`], over `/json`: returns the status of the second answer.
 async fn waiting_json(pod: &Ratelease) -> JoinHandle<u16> {
     let body =
-        r#"{"domain":"test","descriptors":[{"entries":[{"key":"held_2s","value":"json"}]}]}"#;
+        r#"{"domain":"test","descriptors":[{"entries":[{"key":"held_6s","value":"json"}]}]}"#;
     let mut client = Client::connect(pod.http).await.unwrap();
     assert_eq!(client.send("POST", "/json", &[], body).await.unwrap().status, 200);
     tokio::spawn(async move { client.send("POST", "/json", &[], body).await.unwrap().status })
@@ -189,7 +189,7 @@ async fn a_call_that_lasts_too_long_is_cut_off_and_leases_still_go_back() {
     let rules = rules(RULES);
     let pod = Ratelease::start(rules.path(), &[], &redis_at(&redis)).await;
     let connection = Connection::open(pod.grpc).await;
-    let waiting = Waiting::begin(&connection, "held_6s", "cut").await;
+    let waiting = Waiting::begin(&connection, "held_30s", "cut").await;
     // These do not end either: HTTP headers, and the HTTP/2 preface.
     let mut dribbling = TcpStream::connect(pod.http).unwrap();
     dribbling.write_all(b"GET /livez HTTP/1.1\r\nhost: te").unwrap();
@@ -200,7 +200,8 @@ async fn a_call_that_lasts_too_long_is_cut_off_and_leases_still_go_back() {
     let signalled = now();
     assert_eq!(pod.stop().await, 0);
     let took = signalled.elapsed();
-    assert!((Duration::from_secs(1)..Duration::from_secs(4)).contains(&took), "{took:?}");
+    // Without a bound the head of an HTTP request alone may take 10 s.
+    assert!((Duration::from_secs(2)..Duration::from_secs(8)).contains(&took), "{took:?}");
     assert!(waiting.answer().await.is_err());
     assert_eq!(remaining(&redis, "cut").await, PLENTY - 5);
     drop((dribbling, silent));
@@ -209,7 +210,7 @@ async fn a_call_that_lasts_too_long_is_cut_off_and_leases_still_go_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_clients_that_never_close_do_not_delay_the_drain() {
     let rules = rules(RULES);
-    let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN, PATIENT]).await;
+    let pod = Ratelease::start(rules.path(), &[], &[("DRAIN_TIMEOUT", "20s"), PATIENT]).await;
     let connection = Connection::open(pod.grpc).await;
     assert_eq!(decided(&connection, "idle").await.is_over_limit(), Some(false));
     let mut kept = Vec::new();
@@ -222,7 +223,8 @@ async fn idle_clients_that_never_close_do_not_delay_the_drain() {
     let signalled = now();
     assert_eq!(pod.stop().await, 0);
     let took = signalled.elapsed();
-    assert!(took < Duration::from_millis(2500), "{took:?}: {}", pod.process.log());
+    // The notice is a quarter, and calls under way may take until three quarters are over.
+    assert!(took < Duration::from_secs(10), "{took:?}: {}", pod.process.log());
     assert!(!pod.process.log().contains("cut off"), "{}", pod.process.log());
     drop(kept);
 }
@@ -237,11 +239,9 @@ async fn a_second_signal_ends_it_at_once() {
         decided(&connection, "v").await;
         pod.process.signal(first);
         pod.says("/healthcheck", 500).await;
-        let signalled = now();
         pod.process.signal(second);
+        // The notice alone takes longer than this waits.
         assert_eq!(pod.process.exit(SOON).await, 130, "{first}, {second}");
-        let took = signalled.elapsed();
-        assert!(took < Duration::from_secs(2), "{first}, {second}: {took:?}");
         let log = pod.process.log();
         let reported = "WARN ratelease: a second signal: ending at once, leases end";
         assert!(log.contains(reported), "{first}, {second}: {log}");
@@ -279,24 +279,30 @@ fn many_rules(count: usize) -> TempDir {
 /// grace period.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_connection_is_asked_to_go_and_may_finish_its_calls() {
-    const AGE: Duration = Duration::from_secs(1);
-    const GRACE: Duration = Duration::from_secs(2);
+    const AGE: Duration = Duration::from_secs(3);
+    const GRACE: Duration = Duration::from_secs(5);
     let rules = rules(RULES);
-    let env = [("GRPC_MAX_CONNECTION_AGE", "1s"), ("GRPC_MAX_CONNECTION_AGE_GRACE", "2s"), PATIENT];
+    let env = [("GRPC_MAX_CONNECTION_AGE", "3s"), ("GRPC_MAX_CONNECTION_AGE_GRACE", "5s"), PATIENT];
     let pod = Ratelease::start(rules.path(), &[], &env).await;
     let open = || Connection::open(pod.grpc);
+    // A busy machine may take long to open them: each is at most as old as the first of these says,
+    // and at least as old as the second.
+    let before = now();
     let (idle, finishing, endless) = (open().await, open().await, open().await);
     let opened = now();
-    let soon = Waiting::begin(&finishing, "held_2s", "age").await;
-    let late = Waiting::begin(&endless, "held_6s", "age").await;
+    let soon = Waiting::begin(&finishing, "held_6s", "age").await;
+    let late = Waiting::begin(&endless, "held_30s", "age").await;
     let body = || stream::iter([framed(&request("plenty", "age", &[]))]);
     while idle.request(post(SHOULD_RATE_LIMIT), body()).await.is_ok() {
         assert!(opened.elapsed() < AGE + GRACE / 2, "not asked to go at its age");
     }
-    assert!(opened.elapsed() > AGE / 2, "asked to go after {:?}", opened.elapsed());
+    assert!(before.elapsed() > AGE / 2, "asked to go after {:?}", before.elapsed());
     assert_eq!(soon.answer().await.unwrap().is_over_limit(), Some(false));
-    assert!(late.answer().await.is_err());
+    let answered = late.answer().await;
+    assert!(answered.is_err(), "after {:?}: {answered:?}", before.elapsed());
+    let cut = before.elapsed();
+    assert!(cut >= AGE + GRACE / 2, "cut off after {cut:?}");
     let cut = opened.elapsed();
-    assert!((AGE + GRACE / 2..AGE + GRACE * 2).contains(&cut), "cut off after {cut:?}");
+    assert!(cut < AGE + GRACE * 3 / 2, "cut off after {cut:?}");
     pod.is_unharmed();
 }

@@ -15,7 +15,8 @@ use crate::support::raw_grpc::Connection;
 use crate::support::redis::{Cluster, Server};
 
 const MAX_WAIT: &str = "50ms";
-/// `MAX_WAIT`, and a large margin for a machine that also compiles.
+/// `MAX_WAIT`, and a large margin for a machine that also compiles, which may stall a call now and
+/// then for longer.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
 
 /// Part of each log line about Redis.
@@ -43,16 +44,19 @@ async fn serves_without_redis(kind: &str, url: &str) -> Ratelease {
         assert_eq!(answer.status().as_str_name(), "SERVING", "{service:?}");
     }
     pod.logs(TARGET).await;
+    let mut took = Vec::new();
     for n in 0..20 {
         let asked = now();
         let reply = connection.call(&request("hundred", &n.to_string(), &[])).await;
-        let took = asked.elapsed();
+        took.push(asked.elapsed());
         assert_eq!(reply.code, Code::Unavailable, "{url}: {reply:?}");
         let reasons = ["the store ", "the circuit breaker is open"];
         let is_of_the_store = reasons.iter().any(|it| reply.reason.starts_with(it));
         assert!(is_of_the_store, "{url}: {reply:?}");
-        assert!(took < ANSWER_MAX, "{url}: {took:?} for {reply:?}");
     }
+    took.sort_unstable();
+    let (median, longest) = (took[took.len() / 2], took[took.len() - 1]);
+    assert!(median < ANSWER_MAX && longest < SOON, "{url}: {took:?}");
     pod.is_unharmed();
     pod
 }

@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::net::{UnixSocket, UnixStream};
@@ -18,6 +19,7 @@ use crate::support::http;
 use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::raw_grpc::Connection;
+use crate::support::windows::early_in_a_window;
 
 #[tokio::test]
 async fn a_port_in_use_is_reported_with_the_setting_that_changes_it() {
@@ -203,6 +205,8 @@ async fn the_greeting_says_it_all_and_its_command_works() {
         format!("gRPC on {grpc}, HTTP on {http}, debug on {debug}; store: memory; rules: ");
     assert!(line.starts_with(&format!("ratelease: {reported}")), "{line}");
     let (_, command) = line.split_once("try: ").unwrap();
+    // The rule's window is a minute, and its key is held no longer.
+    early_in_a_window(Duration::from_secs(60), Duration::from_secs(30)).await;
     for _ in 0..2 {
         let run = Command::new("sh").args(["-c", command]).kill_on_drop(true).output();
         let output = tokio::time::timeout(SOON, run).await.unwrap().unwrap();

@@ -11,7 +11,7 @@ use ratelease_engine::secret::Secret;
 use ratelease_engine::store::{Ask, Store, StoreError};
 
 use super::scripted::{Act, Scripted, grant_of};
-use super::{ask, connected, count, granted, one, until, until_granted, within};
+use super::{ask, connected, count, granted, one, patient, until, until_granted, within};
 use crate::support::redis::{Cluster, Server, Single};
 use crate::support::wait_for;
 
@@ -34,7 +34,7 @@ async fn until_connected_anew(store: &dyn Store) {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ask_to_a_full_server_is_refused_without_a_repeat() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     let lent = ask(100, 10, 0);
     granted(&*store, lent).await;
     let calls = single.server.calls("evalsha");
@@ -53,7 +53,7 @@ async fn an_ask_to_a_full_server_is_refused_without_a_repeat() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ask_to_a_server_that_runs_a_long_script_is_refused_and_not_repeated() {
     let single = Single { server: Server::start(&["--busy-reply-threshold", "20"]) };
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     let lent = ask(100, 10, 0);
     granted(&*store, lent).await;
     let mut other = single.server.connect();
@@ -85,7 +85,7 @@ async fn a_user_without_the_right_is_logged_in_anew_until_it_has_it() {
     let mut config = single.config();
     (config.login.auth.username, config.login.auth.password) =
         (Some("pod".into()), Some(Secret::from("pw")));
-    let store = connected(config).await;
+    let store = connected(patient(config)).await;
     let lent = ask(100, 10, 0);
     granted(&*store, lent).await;
 
@@ -107,7 +107,7 @@ async fn a_user_without_the_right_is_logged_in_anew_until_it_has_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_password_set_at_run_time_locks_the_store_out_until_it_is_unset() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     // A connection opened before the password was set.
     let mut inside = single.server.connect();
     let mut command = |words: &str| {
@@ -140,7 +140,7 @@ async fn a_server_that_reads_its_data_is_waited_for() {
     let slowly = ["--key-load-delay", "10000", "--loading-process-events-interval-bytes", "1024"];
     let arguments = [&slowly[..], &["--rdbcompression", "no"]].concat();
     let mut single = Single { server: Server::start(&arguments) };
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     let lent = ask(100, 10, 0);
     granted(&*store, lent).await;
     let kilobytes = "x".repeat(2048);
@@ -156,7 +156,7 @@ async fn a_server_that_reads_its_data_is_waited_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_master_that_became_a_replica_is_left_until_it_is_one_again() {
     let (single, other) = (Single::start(), Single::start());
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     granted(&*store, ask(10, 1, 0)).await;
     let port = other.server.port().to_string();
     single.server.command::<()>(&["REPLICAOF", "127.0.0.1", &port]);
@@ -178,7 +178,7 @@ async fn a_replica_that_lost_its_master_is_left_until_it_is_one() {
         let replication = single.server.info("replication");
         (replication.get("master_link_status")? == "down").then_some(())
     });
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     until_refused(&*store, "MASTERDOWN", RedisFailure::MasterDown).await;
     single.server.command::<()>(&["REPLICAOF", "NO", "ONE"]);
     until_granted(&*store, ask(10, 1, 0), 10).await;
@@ -190,7 +190,7 @@ async fn a_cluster_that_is_down_for_a_lost_slot_is_used_again_once_it_is_up() {
     for node in &cluster.nodes {
         node.command::<()>(&["CONFIG", "SET", "cluster-require-full-coverage", "yes"]);
     }
-    let store = connected(cluster.config()).await;
+    let store = connected(patient(cluster.config())).await;
     let lent = ask(100, 10, 0);
     granted(&*store, lent).await;
     let key = lent.key.in_store("");
@@ -226,7 +226,7 @@ async fn a_slot_between_two_nodes_is_tried_again_a_few_times() {
             }
         };
         let server = Scripted::start(act).await;
-        let store = connected(server.config()).await;
+        let store = connected(patient(server.config())).await;
         let outcome = one(&*store, ask(10, 5, 0)).await;
         assert_eq!(outcome.is_ok(), is_granted, "{outcome:?}");
         let asked = asked.load(Ordering::Relaxed);
@@ -239,7 +239,7 @@ async fn a_slot_between_two_nodes_is_tried_again_a_few_times() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_value_is_counted_and_costs_no_connection() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     let foreign = ask(10, 1, 0);
     single.server.command::<()>(&["SET", &foreign.key.in_store(""), "mine"]);
     for _ in 0..3 {
@@ -263,7 +263,7 @@ async fn the_log_says_once_what_is_wrong_and_how_to_fix_it() {
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let _until_the_end = tracing::subscriber::set_default(logging.finish());
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     single.server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     for _ in 0..20 {
         one(&*store, ask(10, 1, 0)).await.unwrap_err();

@@ -119,6 +119,8 @@ async fn asks_follow_the_first_slot_of_a_node_that_has_joined() {
 
 /// Well above the latency on an idle machine (a millisecond), well below any time-out of ours.
 const FAST: Duration = Duration::from_millis(200);
+/// No single ask may take longer, however busy the machine is.
+const STALLED: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_shard_fails_fast_and_leaves_the_others_alone() {
@@ -128,35 +130,39 @@ async fn a_lost_shard_fails_fast_and_leaves_the_others_alone() {
     let lost = cluster.slot_owner(0, &asks[0].key.in_store(""));
     // First silence, as from a node whose machine is gone; then refused connections.
     cluster.nodes[lost].stop();
-    slow_at_worst(&*store, &asks, Duration::from_secs(1)).await;
+    slow_at_most(&*store, &asks, Duration::from_secs(1)).await;
     cluster.nodes[lost].kill();
-    slow_at_worst(&*store, &asks, Duration::from_secs(1)).await;
+    slow_at_most(&*store, &asks, Duration::from_secs(1)).await;
 }
 
-/// For two seconds: asks of the first shard fail within `worst`, and those of the others are
-/// granted at once, except for a stall of the machine now and then.
-async fn slow_at_worst(store: &dyn Store, asks: &[Ask], worst: Duration) {
+/// For two seconds: asks of the first shard fail within `most`, and those of the others are granted
+/// at once, except for a stall of the machine now and then.
+async fn slow_at_most(store: &dyn Store, asks: &[Ask], most: Duration) {
     let end = now() + Duration::from_secs(2);
     let lost = async {
-        while now() < end {
-            let sent = now();
-            one(store, asks[0]).await.expect_err("its master is gone");
-            assert!(sent.elapsed() < worst, "{:?}", sent.elapsed());
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let others = async {
         let mut took = Vec::new();
         while now() < end {
             let sent = now();
-            for reply in exchange(&*store, &asks[1..]).await {
-                reply.unwrap();
-            }
+            one(store, asks[0]).await.expect_err("its master is gone");
+            took.push(sent.elapsed());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        took.sort_unstable();
+        assert!(took[took.len() / 2] < most && took[took.len() - 1] < STALLED, "{took:?}");
+    };
+    let others = async {
+        let (mut took, mut failed) = (Vec::new(), Vec::new());
+        while now() < end {
+            let sent = now();
+            failed.extend(exchange(&*store, &asks[1..]).await.into_iter().filter_map(Result::err));
             took.push(sent.elapsed());
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         took.sort_unstable();
         assert!(took[took.len() / 2] < FAST, "{took:?}");
+        // A stall of 250 ms is a time-out at each of their shards.
+        let asked = took.len() * (asks.len() - 1);
+        assert!(failed.len() <= 4 + asked / 100, "of {asked}: {failed:?}");
     };
     tokio::join!(lost, others);
 }

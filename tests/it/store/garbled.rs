@@ -9,7 +9,7 @@ use ratelease_engine::store::StoreError;
 use ratelease_engine::store::redis::RedisStore;
 
 use super::scripted::{Act, Scripted, grant_of};
-use super::{ask, connected, count, exchange, one, until_granted};
+use super::{ask, connected, count, exchange, one, patient, until_granted};
 
 /// A server that replies `absurd` to the first ask, on its first connection, and grants five tokens
 /// to each later ask.
@@ -33,7 +33,7 @@ async fn a_reply_that_is_cut_is_no_reply() {
     let whole = grant_of(5);
     for cut in 0..whole.len() {
         let (server, asked) = absurd_once(Act::SayAndLeave(whole[..cut].into())).await;
-        let store = connected(server.config()).await;
+        let store = connected(patient(server.config())).await;
         let lost = one(&*store, ask(10, 5, 0)).await;
         assert!(matches!(lost, Err(StoreError::Unreachable(_))), "cut at {cut}: {lost:?}");
         assert_eq!(asked.load(Ordering::Relaxed), 1, "cut at {cut}: not sent again");
@@ -64,7 +64,7 @@ async fn a_reply_that_the_script_cannot_give_ends_the_connection() {
         "-MOVED nowhere\r\n",
     ] {
         let (server, asked) = absurd_once(Act::Say(absurd.into())).await;
-        let store = connected(server.config()).await;
+        let store = connected(patient(server.config())).await;
         let garbled = one(&*store, ask(10, 5, 0)).await;
         assert!(matches!(garbled, Err(StoreError::MalformedReply(_))), "{absurd:?}: {garbled:?}");
         assert_eq!(asked.load(Ordering::Relaxed), 1, "{absurd:?}: not sent again");
@@ -90,7 +90,7 @@ async fn nothing_more_is_believed_on_a_connection_that_gave_an_absurd_reply() {
         }
     };
     let server = Scripted::start(act).await;
-    let store = connected(server.config()).await;
+    let store = connected(patient(server.config())).await;
     let replies = exchange(&*store, &[ask(10, 5, 0), ask(10, 5, 0)]).await;
     assert!(matches!(replies[0], Err(StoreError::MalformedReply(_))), "{replies:?}");
     assert!(matches!(replies[1], Err(StoreError::Unreachable(_))), "{replies:?}");

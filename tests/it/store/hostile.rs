@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::scripted::{Act, Scripted, grant_of};
-use super::{ask, connected, count, granted, one, until, until_granted, within};
+use super::{ask, connected, count, granted, one, patient, until, until_granted, within};
 use crate::support::now;
 use crate::support::redis::tcp;
 
@@ -73,7 +73,7 @@ async fn lone_master_among(
         }
     };
     let server = Scripted::at(act_at).await;
-    let mut settings = server.of_cluster();
+    let mut settings = patient(server.of_cluster());
     settings.login.auth.password = Some(Secret::from("sesame"));
     (server, settings)
 }
@@ -159,7 +159,7 @@ async fn a_redirect_to_a_node_that_the_map_names_by_then_needs_no_list_of_nodes(
         }
     };
     let server = Scripted::at(act_at).await;
-    let store = connected(server.of_cluster()).await;
+    let store = connected(patient(server.of_cluster())).await;
     granted(&*store, ask(10, 1, 0)).await;
     assert_eq!(target.connections(), 1, "by the map, and by the redirect");
 }
@@ -178,7 +178,7 @@ async fn the_password_goes_to_no_node_outside_the_networks_that_are_configured()
     // The map names the node.
     let act = move |_| async move { Act::Say(slots(&[("127.0.0.1", to)])) };
     let server = Scripted::start(act).await;
-    let mut settings = server.of_cluster();
+    let mut settings = patient(server.of_cluster());
     settings.redirect_networks = Some(vec!["10.0.0.0/8".parse().unwrap()]);
     let store = RedisStore::spawn(settings, "");
     let failed = one(&*store, ask(10, 1, 0)).await.unwrap_err();
@@ -213,7 +213,7 @@ async fn a_sentinel_leads_no_password_out_of_the_networks() {
     let mut stranger = Stranger::start().await;
     let sentinel = sentinel_of(stranger.port).await;
     let kind = RedisKind::Sentinel { master: "counts".into() };
-    let mut settings = RedisSettings::new(kind, vec![tcp(sentinel)]);
+    let mut settings = patient(RedisSettings::new(kind, vec![tcp(sentinel)]));
     settings.login.auth.password = Some(Secret::from("sesame"));
     let unconfined = RedisStore::spawn(settings.clone(), "");
     let said = within(10, "the master is asked", stranger.said.recv()).await.unwrap();

@@ -6,7 +6,7 @@ use ratelease_engine::store::{Ask, SHARDS_MAX, Store, StoreError};
 
 use std::time::Duration;
 
-use super::{ask, connected, exchange, granted, one, until, until_granted};
+use super::{ask, connected, exchange, granted, one, patient, until, until_granted};
 use crate::support::now;
 use crate::support::ports::free_port;
 use crate::support::redis::{Cluster, Sentinel, Server, Single, tcp};
@@ -24,7 +24,8 @@ async fn is_unreachable(store: &dyn Store) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_appears_later_is_used() {
     let port = free_port();
-    let store = RedisStore::spawn(RedisSettings::new(RedisKind::Single, vec![tcp(port)]), "");
+    let settings = RedisSettings::new(RedisKind::Single, vec![tcp(port)]);
+    let store = RedisStore::spawn(patient(settings), "");
     let why = is_unreachable(&*store).await;
     assert!(why.contains(&format!("127.0.0.1:{port}")), "{why}");
     let _server = Server::start_on(port, &[]);
@@ -67,9 +68,9 @@ async fn whatever_cannot_be_reached_is_no_reason_to_wait_or_to_die() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_server_taken_for_a_cluster_is_called_so() {
     let single = Single::start();
-    let store =
-        RedisStore::spawn(RedisSettings::new(RedisKind::Cluster, vec![single.address()]), "");
-    let why = is_unreachable(&*store).await;
+    let settings = RedisSettings::new(RedisKind::Cluster, vec![single.address()]);
+    let refused = one(&*RedisStore::spawn(patient(settings), ""), ask(10, 1, 0)).await;
+    let Err(StoreError::Unreachable(why)) = refused else { panic!("{refused:?}") };
     assert!(why.contains("REDIS_TYPE=single"), "{why}");
 }
 

@@ -155,7 +155,7 @@ async fn a_refused_user_is_never_the_default_user_instead() {
     for (user, password) in [("pod", Some("wrong")), ("pod", None), ("nobody", Some("pw"))] {
         let mut settings = settings_of(server.port(), password);
         settings.login.auth.username = Some(user.into());
-        let refused = one(&*RedisStore::spawn(settings, ""), ask(10, 1, 0)).await;
+        let refused = one(&*RedisStore::spawn(patient(settings), ""), ask(10, 1, 0)).await;
         let Err(StoreError::Unreachable(why)) = refused else { panic!("{refused:?}") };
         assert!(why.contains("WRONGPASS"), "{user}: {why}");
     }

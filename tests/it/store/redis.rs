@@ -250,7 +250,7 @@ async fn a_full_server_refuses_the_ask() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_password_opens_the_door_and_a_wrong_one_does_not() {
     let server = Server::start_protected(&[], "sesame");
-    let mut config = Single::start().config();
+    let mut config = patient(Single::start().config());
     config.addresses = vec![tcp(server.port())];
     for (password, code) in [(Some("barley"), "WRONGPASS"), (None, "NOAUTH")] {
         config.login.auth.password = password.map(Secret::from);
@@ -260,7 +260,7 @@ async fn a_password_opens_the_door_and_a_wrong_one_does_not() {
         assert!(!why.contains("barley"), "{why}");
     }
     config.login.auth.password = Some(Secret::from("sesame"));
-    granted(&*connected(patient(config)).await, ask(10, 1, 0)).await;
+    granted(&*connected(config).await, ask(10, 1, 0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,7 +17,7 @@ async fn under_a_sentinel(master: u16) -> RedisSettings {
 async fn a_master_whose_user_may_not_ask_its_role_is_found() {
     let server = Server::start(&[]);
     server.command::<()>(&["ACL", "SETUSER", "default", "-role"]);
-    let store = connected(under_a_sentinel(server.port()).await).await;
+    let store = connected(patient(under_a_sentinel(server.port()).await)).await;
     granted(&*store, ask(10, 1, 0)).await;
 }
 
@@ -26,7 +26,7 @@ async fn a_replica_whose_user_may_not_ask_its_role_is_no_master() {
     let master = Server::start(&[]);
     let replica = Server::start(&["--replicaof", &format!("127.0.0.1 {}", master.port())]);
     replica.command::<()>(&["ACL", "SETUSER", "default", "-role"]);
-    let store = RedisStore::spawn(under_a_sentinel(replica.port()).await, "");
+    let store = RedisStore::spawn(patient(under_a_sentinel(replica.port()).await), "");
     let failed = one(&*store, ask(10, 1, 0)).await.unwrap_err().to_string();
     assert!(failed.contains("is called the master and is none yet"), "{failed}");
 }

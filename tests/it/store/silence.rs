@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use ratelease_engine::counter::{RedisCounter, RedisFailure};
-use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::redis::{RedisSettings, RedisStore};
 use ratelease_engine::store::{Ask, Store, StoreError};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
@@ -19,10 +19,10 @@ const REPLACED_WITHIN: Duration = Duration::from_millis(500);
 /// A machine that also compiles may slow a round down, and never speeds it up.
 const ROUNDS: usize = 5;
 
-async fn behind_proxy(single: &Single) -> (Proxy, std::sync::Arc<RedisStore>) {
+async fn behind_proxy(single: &Single, timeout: Duration) -> (Proxy, std::sync::Arc<RedisStore>) {
     let proxy = Proxy::start().leading_to(single.server.port());
-    let mut config = single.config();
-    config.addresses = vec![tcp(proxy.port())];
+    let addresses = vec![tcp(proxy.port())];
+    let config = RedisSettings { addresses, timeout, ..single.config() };
     let store = connected(config).await;
     (proxy, store)
 }
@@ -30,7 +30,7 @@ async fn behind_proxy(single: &Single) -> (Proxy, std::sync::Arc<RedisStore>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_black_hole_is_replaced_within_half_a_second() {
     let single = Single::start();
-    let (proxy, store) = behind_proxy(&single).await;
+    let (proxy, store) = behind_proxy(&single, single.config().timeout).await;
     let mut took = Vec::new();
     while took.len() < ROUNDS && took.last().is_none_or(|took| *took > REPLACED_WITHIN) {
         until_granted(&*store, ask(10, 1, 0), 10).await;
@@ -46,11 +46,11 @@ async fn a_black_hole_is_replaced_within_half_a_second() {
 }
 
 /// Both wait on one connection. When the first times out, the second has time left, and then its
-/// reply arrives.
+/// reply arrives. The time is long, so that a busy machine sends both before it is over.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_after_the_connection_was_given_up_is_not_used() {
     let single = Single::start();
-    let (proxy, store) = behind_proxy(&single).await;
+    let (proxy, store) = behind_proxy(&single, Duration::from_secs(2)).await;
     let lent = ask(100, 10, 0);
     granted(&*store, lent).await;
     // The server accepts the commands, and its replies are held back.
@@ -61,7 +61,7 @@ async fn what_comes_after_the_connection_was_given_up_is_not_used() {
         reply
     };
     let second = async {
-        tokio::time::sleep(Duration::from_millis(150)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
         one(&*store, lent).await
     };
     assert_eq!(tokio::join!(first, second), (Err(StoreError::TimedOut), Err(StoreError::TimedOut)));
@@ -129,21 +129,22 @@ async fn a_server_half_a_second_away_lends_steadily() {
     }
 }
 
-/// One reply each 100 ms: the last arrives long after the time-out of a silent connection.
+/// One reply each second: the last arrives long after the time-out of a silent connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_on_which_something_comes_is_not_given_up() {
     let act = |_| async {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
         Act::Say(grant_of(5))
     };
     let server = Scripted::start(act).await;
-    let store = connected(server.config()).await;
+    let timeout = Duration::from_millis(2_500);
+    let store = connected(RedisSettings { timeout, ..server.config() }).await;
     let asks: Vec<_> = (0..4).map(|_| ask(10, 5, 0)).collect();
     let sent = now();
     for reply in exchange(&*store, &asks).await {
         reply.unwrap();
     }
-    assert!(sent.elapsed() >= Duration::from_millis(400), "{:?}", sent.elapsed());
+    assert!(sent.elapsed() >= Duration::from_secs(4), "{:?}", sent.elapsed());
     assert_eq!(server.connections(), 1);
 }
 
@@ -256,10 +257,10 @@ impl Knocks {
     fn assert_seldom(&self) {
         let times = self.times();
         assert!(times.len() >= 3, "it does knock");
-        for eleven in times.windows(11) {
-            let within = eleven[10].duration_since(eleven[0]);
-            // A tenth of a second of tolerance for delays on a busy machine.
-            assert!(within >= Duration::from_millis(900), "eleven within {within:?}");
+        for thirty_one in times.windows(31) {
+            let within = thirty_one[30].duration_since(thirty_one[0]);
+            // Half a second of tolerance: a busy machine may accept the first of them late.
+            assert!(within >= Duration::from_millis(2_500), "31 within {within:?}");
         }
     }
 }

@@ -42,7 +42,11 @@ struct Start<'a> {
     program: Option<&'a Path>,
 }
 
-const START_PATIENCE: Duration = Duration::from_secs(10);
+/// Longer than an attempt to connect, which a stranger on the port may leave without an answer.
+const START_PATIENCE: Duration = Duration::from_secs(40);
+/// Times for connecting and logging in, and for a reply, on a busy machine.
+const CONNECT_MAX: Duration = Duration::from_secs(15);
+const REPLY_MAX: Duration = Duration::from_secs(20);
 /// Attempts to start, since another process may take the port before the server binds it.
 const PORT_TRIES: usize = 5;
 
@@ -172,8 +176,8 @@ impl Server {
     fn try_connect(&self) -> redis::RedisResult<redis::Connection> {
         let login = self.login.as_deref().unwrap_or_default();
         let client = redis::Client::open(format!("redis://{login}127.0.0.1:{}", self.port))?;
-        let connection = client.get_connection_with_timeout(Duration::from_secs(2))?;
-        connection.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let connection = client.get_connection_with_timeout(CONNECT_MAX)?;
+        connection.set_read_timeout(Some(REPLY_MAX))?;
         Ok(connection)
     }
 

@@ -68,7 +68,7 @@ async fn a_request_that_fails_is_settled_once() {
         assert_eq!(facts.sent(form, &headers, 2).await, expected, "{form:?}");
     }
     for form in [whole, stream] {
-        let headers = [("x-user-id", "alice"), ("x-llm-delay", "1")];
+        let headers = [("x-user-id", "alice"), ("x-llm-delay", "60")];
         drop(form.begin(facts.envoy.ingress, &headers, &facts.llm).await);
         assert_eq!(facts.calls(2).await, asked(form.estimate(), form.estimate()), "{form:?}");
     }
