@@ -17,7 +17,16 @@ use tokio_rustls::rustls::{ClientConnection, StreamOwned};
 #[path = "support/process.rs"]
 mod process;
 
-use process::{Authority, Webhook, review};
+use process::{Authority, Webhook, now, review};
+
+/// After this time the webhook gives up a body that does not arrive.
+const BODY_TIME_MAX: Duration = Duration::from_secs(3);
+
+/// Less than the time for which it takes connections after a signal.
+const STILL_TAKEN: Duration = Duration::from_millis(1500);
+
+/// How often a test is repeated that says nothing if the machine stalls.
+const ATTEMPTS: usize = 5;
 
 #[test]
 fn reviews_are_answered_over_tls() {
@@ -134,25 +143,26 @@ fn idle_connections_take_no_place_for_long() {
 fn half_sent_bodies_delay_no_other_call() {
     let authority = Authority::new();
     let webhook = Webhook::start(authority.dir.path());
-    let half: Vec<_> = (0..30)
-        .map(|_| {
-            let mut stream = authority.connect(webhook.address);
+    let body = review(&json!({})).to_string();
+    let mut rounds = Vec::new();
+    // A busy machine may delay a call in some rounds; a call that waits for the half bodies does so
+    // in each.
+    for _ in 0..ATTEMPTS {
+        let mut half: Vec<_> = (0..30).map(|_| idle(&authority, webhook.address)).collect();
+        let began = now();
+        for stream in &mut half {
             let head = "POST /inject HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\nx";
             stream.write_all(head.as_bytes()).unwrap();
-            stream
-        })
-        .collect();
-    let mut stream = authority.connect(webhook.address);
-    // Sooner than the half bodies end.
-    stream.sock.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-    let body = review(&json!({})).to_string();
-    let length = body.len();
-    write!(stream, "POST /inject HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n{body}")
-        .unwrap();
-    let mut answer = [0; 12];
-    stream.read_exact(&mut answer).unwrap();
-    assert_eq!(&answer, b"HTTP/1.1 200");
-    drop(half);
+        }
+        let (status, _) = authority.post(webhook.address, "/inject", body.as_bytes());
+        assert_eq!(status, 200);
+        // No half body has ended by then.
+        if began.elapsed() < BODY_TIME_MAX {
+            return;
+        }
+        rounds.push(began.elapsed());
+    }
+    panic!("calls beside half bodies took {rounds:?}");
 }
 
 #[test]
@@ -212,13 +222,23 @@ fn a_certificate_that_is_replaced_is_served_and_an_expired_one_is_not() {
 #[test]
 fn a_signal_ends_it_with_0_after_the_calls_in_flight() {
     let authority = Authority::new();
-    let mut webhook = Webhook::start(authority.dir.path());
-    let pid = webhook.child.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     let body = review(&json!({})).to_string();
-    let (status, _) = authority.post(webhook.address, "/inject", body.as_bytes());
-    assert_eq!(status, 200, "API servers may not know yet that it ends");
-    assert_eq!(webhook.child.wait().unwrap().code(), Some(0));
+    for _ in 0..ATTEMPTS {
+        let mut webhook = Webhook::start(authority.dir.path());
+        let pid = webhook.child.id().to_string();
+        let began = now();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let answer = authority.try_post(webhook.address, "/inject", body.as_bytes());
+        let is_late = began.elapsed() > STILL_TAKEN;
+        assert_eq!(webhook.child.wait().unwrap().code(), Some(0));
+        // A call that this machine has delayed may find that it has ended.
+        if answer.is_ok() || !is_late {
+            let (status, _) = answer.expect("API servers may not know yet that it ends");
+            assert_eq!(status, 200);
+            return;
+        }
+    }
+    panic!("no call arrived within {STILL_TAKEN:?} of the signal");
 }
 
 /// Anyone in the cluster may send requests, and what they quote goes to the log.

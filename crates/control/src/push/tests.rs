@@ -38,11 +38,16 @@ struct Pod {
 
 impl Pod {
     async fn connect(address: &str, types: &[&str]) -> Self {
+        Self::connect_as("ratelease", address, types).await
+    }
+
+    /// The same of another program.
+    async fn connect_as(agent: &str, address: &str, types: &[&str]) -> Self {
         let client = AggregatedDiscoveryServiceClient::connect(address.to_owned());
         let (requests, waiting) = mpsc::channel(8);
         for type_url in types {
             let type_url = (*type_url).to_owned();
-            let node = Some(Node { user_agent_name: "ratelease".into(), ..Node::default() });
+            let node = Some(Node { user_agent_name: agent.into(), ..Node::default() });
             let request = DiscoveryRequest { node, type_url, ..DiscoveryRequest::default() };
             requests.send(request).await.unwrap();
         }
@@ -168,7 +173,8 @@ async fn a_pod_hears_of_a_version_that_restores_what_it_has() {
 #[tokio::test]
 async fn a_pod_never_has_the_resources_of_both_types() {
     let (_sender, address) = serve_set(set_of(1, "domain: shop\n", 1)).await;
-    let mut pod = Pod::connect(&address, &[CONFIG_TYPE]).await;
+    // One of ratelease would be given time to ask for rule files first.
+    let mut pod = Pod::connect_as("another", &address, &[CONFIG_TYPE]).await;
     let config = pod.next().await;
     assert_eq!((&*config.type_url, config.resources.len()), (CONFIG_TYPE, 1));
     let asks =

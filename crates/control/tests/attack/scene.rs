@@ -68,6 +68,12 @@ pub(crate) fn is_full() -> bool {
     std::env::var_os("RATELEASE_ATTACK").is_some_and(|it| it == "full")
 }
 
+/// A limit of the chart. Short attacks run in a debug build, on a machine that also compiles, and
+/// have four times as long.
+pub(crate) fn allowed(max: Duration) -> Duration {
+    if is_full() { max } else { 4 * max }
+}
+
 // === impl Scene ===
 
 impl Scene {
@@ -151,7 +157,7 @@ impl Scene {
                 let answer = call.token(&token).to(http).await;
                 let took = began.elapsed();
                 let probe = Call::new("GET", "/healthz").to(http);
-                let probed = timeout(PROBE_MAX, probe).await;
+                let probed = timeout(allowed(PROBE_MAX), probe).await;
                 let is_probed = matches!(&probed, Ok(Ok(probed)) if probed.status == 200);
                 shared.lock().note(took, &answer, is_probed, resident(process));
                 sleep(PAUSE).await;
@@ -189,8 +195,8 @@ impl Scene {
         row.holds(calls > 0, "no honest request was made");
         let (faults, first) = (seen.faults.len(), seen.faults.first());
         row.holds(faults == 0, &format!("{faults} honest requests failed: {first:?}"));
-        let failed = seen.probes_failed;
-        row.holds(failed == 0, &format!("{failed} probes were not answered in {PROBE_MAX:?}"));
+        let (failed, probe_max) = (seen.probes_failed, allowed(PROBE_MAX));
+        row.holds(failed == 0, &format!("{failed} probes were not answered in {probe_max:?}"));
         let mib = peak >> 20;
         row.holds(peak <= MEMORY_MAX, &format!("{mib} MiB are above the chart's limit"));
         TableRow::end(vec![self.row]);

@@ -42,21 +42,15 @@ async fn probes_and_metrics_have_a_port_of_their_own_and_nothing_else_is_there()
 #[tokio::test]
 async fn a_token_that_asks_too_often_waits_and_others_do_not() {
     let place = Place::sqlite();
-    // A sixth of 30 may come at once, and one every two seconds after that.
-    let server = place.serve_with(|settings| settings.rates = rates(30, 10)).await;
+    // A sixth of 6 may come at once, and one every ten seconds after that, which no stall lasts.
+    let server = place.serve_with(|settings| settings.rates = rates(6, 10)).await;
     let other = token(&place, &["create", "--name", "other"]).await.unwrap();
     let first = server.get("/v1/domains").await;
-    assert_eq!((first.status, number(&first, "ratelimit-limit")), (200, 5), "{first:?}");
-    assert_eq!(number(&first, "ratelimit-remaining"), 4, "{first:?}");
-    let mut refused = server.get("/v1/domains").await;
-    for _ in 0..20 {
-        if refused.status == 429 {
-            break;
-        }
-        refused = server.get("/v1/domains").await;
-    }
+    assert_eq!((first.status, number(&first, "ratelimit-limit")), (200, 1), "{first:?}");
+    assert_eq!(number(&first, "ratelimit-remaining"), 0, "{first:?}");
+    let refused = server.get("/v1/domains").await;
     assert_eq!((refused.status, refused.fields()), (429, vec![]), "{refused:?}");
-    assert!((1..=2).contains(&number(&refused, "retry-after")), "{refused:?}");
+    assert!((1..=10).contains(&number(&refused, "retry-after")), "{refused:?}");
     assert_eq!(number(&refused, "ratelimit-remaining"), 0);
     assert_eq!(refused.json()["type"], "urn:ratelease:problem:too-many-requests");
     // A write that is refused is not done.
@@ -246,9 +240,9 @@ async fn writes_do_not_wait_for_what_is_compiled() {
     // Pods with the default limit have no memory for so many rules of one domain.
     let server = place.serve_with(|settings| settings.pod_memory = 256 << 20).await;
     let mut rounds = Vec::new();
-    // A busy machine may delay a write in one round; a write that waits for the compiler does so in
-    // each.
-    for round in 0..3 {
+    // A busy machine may delay a write in some rounds; a write that waits for the compiler does so
+    // in each.
+    for round in 0..10 {
         server.import(&large("large", 20_000 + round)).await;
         let (done, began) = (Cell::new(false), now());
         let publish = async {
@@ -291,18 +285,24 @@ async fn reads_of_a_token_leave_connections_to_others_and_end_in_their_time() {
         let call = Call::new("GET", "/v1/rules?domain=shop").token(&foe);
         async { server.send(call).await.status }
     });
-    let began = now();
+    let (are_over, began) = (Cell::new(false), now());
+    let reads = async {
+        let statuses = futures_util::future::join_all(reads).await;
+        are_over.set(true);
+        statuses
+    };
     let others = async {
         postgres.waits_for_lock("relation").await;
         for _ in 0..50 {
             let read = server.get("/v1/versions").await;
             assert_eq!(read.status, 200, "{read:?}");
         }
-        assert!(began.elapsed() < Duration::from_secs(4), "they waited: {:?}", began.elapsed());
+        assert!(!are_over.get(), "they waited for those of the token: {:?}", began.elapsed());
     };
-    let (statuses, ()) = tokio::join!(futures_util::future::join_all(reads), others);
+    let (statuses, ()) = tokio::join!(reads, others);
     assert!(statuses.iter().all(|status| *status == 503), "{statuses:?}");
-    assert!(began.elapsed() < REFUSED_WITHIN, "{:?}", began.elapsed());
+    // Three at a time, each for the 5 s of a statement, they would take 40 s.
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     held.rollback().await.unwrap();
     assert_eq!(server.send(Call::new("GET", "/v1/rules").token(&foe)).await.status, 200);
     server.stop().await;

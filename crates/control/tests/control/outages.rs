@@ -115,7 +115,8 @@ async fn rows_that_another_replica_holds_keep_none_from_reporting_its_pods() {
 
     let began = now();
     store.forget_gone_replicas().await.unwrap_err();
-    assert!(began.elapsed() < REFUSED_WITHIN / 2, "{:?}", began.elapsed());
+    // Other statements wait for a lock for 10 s.
+    assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
     let server = place.serve().await;
     let _pod = Pod::connect(&server, node("edge", "test"), &[RULES]).await;
     let listed = async || {

@@ -313,8 +313,10 @@ async fn one_pod_of_several_neither_forces_nor_prevents_a_roll_back() {
             it["domains"][0]["chosen"]["denied"].as_u64().is_some_and(|denied| denied > 0)
         };
         let shown = rollout_is(&server, "hits of the liar", is_counted).await;
-        // More hits than a pod can have are not counted.
-        assert_eq!(shown["domains"][0]["chosen"]["denied"], 1_000_000, "{shown}");
+        // More hits than a pod can have are not counted: a million for each second since its report
+        // before, of at most a minute.
+        let denied = shown["domains"][0]["chosen"]["denied"].as_u64().unwrap();
+        assert!(denied.is_multiple_of(1_000_000) && denied <= 60_000_000, "{shown}");
         for pod in &mut honest {
             pod.pod.gets_nothing().await;
         }

@@ -41,26 +41,35 @@ async fn handshakes_that_do_not_go_on_leave_places_to_pods() {
     let server = place.serve_with(|settings| settings.pods_tls = Some(files)).await;
     server.add(&rule("shop", "user", "", 5)).await;
     server.publish().await;
-    let began = now();
-    let mut strangers = Vec::new();
-    for _ in 0..400 {
-        strangers.push(TcpStream::connect(server.pods).await.unwrap());
-    }
     let tls = ClientTlsConfig::new()
         .domain_name("localhost")
         .ca_certificate(Certificate::from_pem(&papers.root))
         .identity(Identity::from_pem(&papers.client.cert, &papers.client.key));
-    let channel = Channel::from_shared(format!("https://{}", server.pods)).unwrap();
-    let channel = channel.tls_config(tls).unwrap().connect().await.unwrap();
-    let mut honest = Pod::over(channel, node("edge", "test"), &[RULES]).await;
-    honest.next().await;
-    // A stranger's handshake may take 5 s, and this pod waited for none.
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
-    for mut stranger in strangers {
-        let ended = timeout(GIVEN_UP, stranger.read(&mut [0; 64])).await;
-        assert!(matches!(ended, Ok(Ok(0) | Err(_))), "{ended:?}");
+    let endpoint = Channel::from_shared(format!("https://{}", server.pods)).unwrap();
+    let endpoint = endpoint.tls_config(tls).unwrap();
+    let mut rounds = Vec::new();
+    // A busy machine may delay a pod in one round; a pod that waits for strangers does so in each.
+    for _ in 0..3 {
+        let began = now();
+        let mut strangers = Vec::new();
+        for _ in 0..400 {
+            strangers.push(TcpStream::connect(server.pods).await.unwrap());
+        }
+        let channel = endpoint.connect().await.unwrap();
+        let mut honest = Pod::over(channel, node("edge", "test"), &[RULES]).await;
+        honest.next().await;
+        let took = began.elapsed();
+        for mut stranger in strangers {
+            let ended = timeout(GIVEN_UP, stranger.read(&mut [0; 64])).await;
+            assert!(matches!(ended, Ok(Ok(0) | Err(_))), "{ended:?}");
+        }
+        // A stranger's handshake may take 5 s, and this pod waited for none.
+        if took < Duration::from_secs(5) {
+            return server.stop().await;
+        }
+        rounds.push(took);
     }
-    server.stop().await;
+    panic!("a pod had its rules after {rounds:?}");
 }
 
 #[tokio::test]

@@ -5,14 +5,14 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use tokio::net::TcpSocket;
 use tokio::runtime::Builder;
 
-use crate::process::{Authority, Webhook, review};
+use crate::process::{Authority, Webhook, now, review};
 use crate::table_row::TableRow;
 
 /// Maximum resident memory: the chart's limit.
@@ -71,10 +71,10 @@ fn is_full() -> bool {
     std::env::var_os("RATELEASE_ATTACK").is_some_and(|it| it == "full")
 }
 
-/// Time since the process began; tests may not read the clock of the product.
-#[allow(clippy::disallowed_methods)]
-fn now() -> Instant {
-    Instant::now()
+/// A limit of the chart. Short attacks run in a debug build, on a machine that also compiles, and
+/// have four times as long.
+fn allowed(max: Duration) -> Duration {
+    if is_full() { max } else { 4 * max }
 }
 
 // === impl Scene ===
@@ -111,24 +111,25 @@ impl Scene {
         let (mut seen, end) = (Seen::default(), now() + lasts);
         let pod = review(&json!({})).to_string();
         let to = self.webhook.address;
+        let (admission_max, probe_max) = (allowed(ADMISSION_MAX), allowed(PROBE_MAX));
         while now() < end {
             let began = now();
             let answer =
-                call(&self.authority, (HONEST, to), "POST /inject", pod.as_bytes(), ADMISSION_MAX);
+                call(&self.authority, (HONEST, to), "POST /inject", pod.as_bytes(), admission_max);
             let took = began.elapsed();
             seen.micros.push(took.as_micros().try_into().unwrap());
             let patch = answer.as_ref().ok().and_then(|(_, body)| {
                 let review: Value = serde_json::from_str(body).ok()?;
                 Some(review["response"]["patchType"] == "JSONPatch")
             });
-            if patch != Some(true) || took > ADMISSION_MAX {
+            if patch != Some(true) || took > admission_max {
                 seen.faults.push(format!("after {took:?}: {answer:?}"));
             }
             let began = now();
-            let probe = call(&self.authority, (HONEST, to), "GET /healthz", b"", PROBE_MAX);
+            let probe = call(&self.authority, (HONEST, to), "GET /healthz", b"", probe_max);
             let took = began.elapsed();
             seen.probe_max = seen.probe_max.max(took);
-            let is_answered = probe.is_ok_and(|(status, _)| status == 200) && took <= PROBE_MAX;
+            let is_answered = probe.is_ok_and(|(status, _)| status == 200) && took <= probe_max;
             seen.probes_failed += usize::from(!is_answered);
             seen.memory = seen.memory.max(self.memory());
             thread::sleep(PAUSE);
@@ -177,8 +178,9 @@ impl Scene {
         line["probe_max_ms"] = u64::try_from(seen.probe_max.as_millis()).unwrap().into();
         let (faults, first) = (seen.faults.len(), seen.faults.first());
         let (failed, mib) = (seen.probes_failed, seen.memory >> 20);
+        let probe_max = allowed(PROBE_MAX);
         self.row.holds(faults == 0, &format!("{faults} pods had no sidecar: {first:?}"));
-        self.row.holds(failed == 0, &format!("{failed} probes failed within {PROBE_MAX:?}"));
+        self.row.holds(failed == 0, &format!("{failed} probes failed within {probe_max:?}"));
         self.row
             .holds(seen.memory <= MEMORY_MAX, &format!("{mib} MiB are above the chart's limit"));
         TableRow::end(vec![self.row]);

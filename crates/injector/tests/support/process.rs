@@ -1,13 +1,13 @@
 //! The webhook as a process, and calls of it over TLS.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use serde_json::{Value, json};
@@ -31,6 +31,13 @@ pub(crate) struct Webhook {
     pub(crate) child: Child,
     pub(crate) address: SocketAddr,
     pub(crate) lines: std::sync::mpsc::Receiver<String>,
+}
+
+/// The monotonic clock.
+pub(crate) fn now() -> Instant {
+    // Tests on real sockets run in real time.
+    #[allow(clippy::disallowed_methods)]
+    Instant::now()
 }
 
 // === impl Authority ===
@@ -78,19 +85,30 @@ impl Authority {
 
     /// The status and the body of an answer.
     pub(crate) fn post(&self, to: SocketAddr, path: &str, body: &[u8]) -> (u16, String) {
-        let mut stream = self.connect(to);
+        self.try_post(to, path, body).unwrap()
+    }
+
+    /// The same of a webhook that may have ended.
+    pub(crate) fn try_post(
+        &self,
+        to: SocketAddr,
+        path: &str,
+        body: &[u8],
+    ) -> io::Result<(u16, String)> {
+        let mut stream = self.over(TcpStream::connect(to)?);
         let head = format!(
             "POST {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
-        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(head.as_bytes())?;
         // A body that is too large is refused before its end.
         let _ = stream.write_all(body);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         let answer = String::from_utf8(answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").expect(&answer);
-        (head[9..12].parse().unwrap(), body.to_owned())
+        let parts = answer.split_once("\r\n\r\n");
+        let (head, body) = parts.ok_or_else(|| io::Error::other(format!("answer: {answer:?}")))?;
+        Ok((head[9..12].parse().unwrap(), body.to_owned()))
     }
 }
 

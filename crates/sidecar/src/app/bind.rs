@@ -211,13 +211,22 @@ mod tests {
         let somaxconn = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
         let waiting = somaxconn.trim().parse().unwrap_or(600).min(600);
         let any = HostPort { host: "localhost".to_owned(), port: 0 };
-        let listener = tcp(&any, "gRPC", "GRPC_PORT").await.unwrap();
-        let address = local_address(&listener).unwrap();
         // Less than a second: the kernel drops the first packet if the queue is full.
         let limit = Duration::from_millis(900);
-        let connect =
-            || std::net::TcpStream::connect_timeout(&address, limit).map_err(|it| it.kind());
-        let clients: Vec<_> = (0..waiting).map_while(|_| connect().ok()).collect();
+        let crowd = async || {
+            let listener = tcp(&any, "gRPC", "GRPC_PORT").await.unwrap();
+            let address = local_address(&listener).unwrap();
+            let connect = || std::net::TcpStream::connect_timeout(&address, limit).ok();
+            let clients: Vec<_> = (0..waiting).map_while(|_| connect()).collect();
+            (listener, address, clients)
+        };
+        let mut met = crowd().await;
+        if met.2.len() < waiting {
+            // A busy machine may delay a client as long; a queue that is full does so each time.
+            drop(met);
+            met = crowd().await;
+        }
+        let (_listener, address, clients) = met;
         assert_eq!(clients.len(), waiting);
         let used = tcp(&HostPort { port: address.port(), ..any }, "gRPC", "GRPC_PORT").await;
         let error = used.map(drop).unwrap_err().to_string();
