@@ -21,7 +21,7 @@ use super::fallback::{FallbackCall, SHOULD_RATE_LIMIT};
 use super::wire::DecodeError;
 use super::{PREFIX_BYTES, status_of, wire};
 use crate::request::{RequestError, Transport};
-use crate::service::{Caller, DecisionService, Peer};
+use crate::service::{Answer, Caller, DecisionService, Peer};
 use crate::trace::{Outcome, Span};
 use ratelease_listener::{FIELDS_MAX, TurnHandle};
 
@@ -166,6 +166,19 @@ impl Call {
 // === impl PlainCall ===
 
 impl PlainCall {
+    /// Answers the call if it need not wait, as nearly all calls; else returns it, and nothing of it
+    /// is charged. The future of [`PlainCall::answer`] would be copied for each call, which costs
+    /// 4 % of its CPU.
+    pub(super) fn answer_at_once(mut self, context: &CallContext) -> Option<Self> {
+        let span = self.span.as_ref();
+        let decide = || decide_at_once(context, &self.message, span);
+        let Some(answered) = span.map_or_else(decide, |span| span.within(decide)) else {
+            return Some(self);
+        };
+        send(&mut self.respond, self.span.as_ref(), answered);
+        None
+    }
+
     /// Answers the call, when this is polled first if it need not wait. Nothing is sent to a client
     /// that is gone or has reset the call.
     pub(super) async fn answer(self, context: Arc<CallContext>) {
@@ -188,15 +201,48 @@ impl PlainCall {
             Ok(Err(panicked)) => Err(status_of(&panicked)),
             Err(_) => Err(expired()),
         };
-        let code = answered.as_ref().map_or_else(Status::code, |_| Code::Ok);
-        match answered {
-            Ok(frame) => send_message(&mut respond, frame.freeze()),
-            Err(status) => send_status(&mut respond, status),
-        }
-        if let Some(span) = &span {
-            span.end(Outcome::Grpc(code.into()));
-        }
+        send(&mut respond, span.as_ref(), answered);
     }
+}
+
+/// Sends the answer, a frame or a status, and ends the span of its call.
+fn send(
+    respond: &mut SendResponse<Bytes>,
+    span: Option<&Span>,
+    answered: Result<BytesMut, Status>,
+) {
+    let code = answered.as_ref().map_or_else(Status::code, |_| Code::Ok);
+    match answered {
+        Ok(frame) => send_message(respond, frame.freeze()),
+        Err(status) => send_status(respond, status),
+    }
+    if let Some(span) = span {
+        span.end(Outcome::Grpc(code.into()));
+    }
+}
+
+/// Decides the request in `message` as [`decide`] does, if it can be read and need not wait.
+fn decide_at_once(
+    context: &CallContext,
+    message: &[u8],
+    span: Option<&Span>,
+) -> Option<Result<BytesMut, Status>> {
+    let CallContext { service, turn, .. } = context;
+    let request = wire::read(message).ok()?;
+    let make = |answer: &Answer<'_>| framed(&request, answer, span);
+    let answered = service.answer_at_once(Transport::Grpc, &request, make)?;
+    turn.note_work(request.descriptors.len().saturating_sub(1) * DESCRIPTOR_COST);
+    Some(answered.map_err(|error| status_of(&error)))
+}
+
+/// The answer to `request` as a gRPC frame; records it in `span`.
+fn framed(request: &RateLimitRequest<'_>, answer: &Answer<'_>, span: Option<&Span>) -> BytesMut {
+    if let Some(span) = span {
+        span.note(request, &answer.verdict);
+    }
+    let mut frame = BytesMut::new();
+    wire::frame(answer, &mut frame);
+    frame
 }
 
 /// Decides the request in `message`, and returns the answer as a gRPC frame.
@@ -221,15 +267,8 @@ pub(super) async fn answer(
     span: Option<&Span>,
 ) -> Result<BytesMut, Status> {
     let caller = Caller { transport: Transport::Grpc, peer, patience };
-    let framed = service.answer(&caller, request, |answer| {
-        if let Some(span) = span {
-            span.note(request, &answer.verdict);
-        }
-        let mut frame = BytesMut::new();
-        wire::frame(answer, &mut frame);
-        frame
-    });
-    framed.await.map_err(|error| status_of(&error))
+    let answered = service.answer(&caller, request, |answer| framed(request, answer, span));
+    answered.await.map_err(|error| status_of(&error))
 }
 
 /// The reference implementation's server returns INTERNAL for a message that it cannot decode.

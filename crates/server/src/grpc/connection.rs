@@ -295,7 +295,9 @@ impl Calls {
     fn answer(&mut self, call: Kind) {
         match call {
             Kind::Plain(call) => {
-                if let Some(answer) = poll_once(call.answer(Arc::clone(&self.context))) {
+                let waiting = call.answer_at_once(&self.context);
+                let answer = waiting.map(|call| call.answer(Arc::clone(&self.context)));
+                if let Some(answer) = answer.and_then(poll_once) {
                     self.waiting.spawn(answer);
                 }
             }
