@@ -696,6 +696,17 @@ fn counts_by_peer<'m>(members: impl Iterator<Item = &'m Arc<Member>>) -> HashMap
     counts
 }
 
+// === impl Close ===
+
+impl Close {
+    /// Becomes `how` unless it is that, or sooner, already; returns whether it was not.
+    fn raise(&mut self, how: Self) -> bool {
+        let is_new = *self < how;
+        *self = how.max(*self);
+        is_new
+    }
+}
+
 // === impl Member ===
 
 impl Member {
@@ -712,11 +723,7 @@ impl Member {
         self.close.send_if_modified(|asked| {
             // A request that begins afterwards finds what is written here.
             let is_kept = use_by != UseBy::Answers && self.long_lived.load(Ordering::Relaxed) > 0;
-            let is_new = *asked < how && !is_kept;
-            if is_new {
-                *asked = how;
-            }
-            is_new
+            !is_kept && asked.raise(how)
         })
     }
 
@@ -734,11 +741,7 @@ impl Member {
     /// Asks the connection to close; returns false if it had been asked to close this way, or
     /// sooner, before.
     fn ask_to_close(&self, how: Close) -> bool {
-        self.close.send_if_modified(|asked| {
-            let is_new = *asked < how;
-            *asked = how.max(*asked);
-            is_new
-        })
+        self.close.send_if_modified(|asked| asked.raise(how))
     }
 }
 

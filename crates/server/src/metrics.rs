@@ -773,9 +773,8 @@ struct State {
     meters: Vec<Arc<RuleMeter>>,
     /// Where the next search for a meter whose rule is gone begins.
     next_search: usize,
-    /// Sums of the meters that were replaced by those of other rules, and their number.
+    /// Sums of the meters that were replaced by those of other rules.
     replaced_sums: RuleSums,
-    replaced: u64,
 }
 
 // === impl Registry ===
@@ -837,17 +836,14 @@ impl Registry {
     }
 
     /// The sums of all meters, with those that were replaced by those of other rules. They are read
-    /// again if one is replaced meanwhile, a few times.
+    /// again if one that has counted is replaced meanwhile, a few times.
     fn sums(&self) -> RuleSums {
         let mut sums = RuleSums::default();
         for _ in 0..SUMS_READS_MAX {
-            let replaced = {
-                let state = self.state.lock();
-                sums = state.replaced_sums;
-                state.replaced
-            };
+            let replaced = self.state.lock().replaced_sums;
+            sums = replaced;
             self.meters().iter().for_each(|meter| sums.add(&meter.sums()));
-            if self.state.lock().replaced == replaced {
+            if self.state.lock().replaced_sums == replaced {
                 break;
             }
         }
@@ -875,7 +871,6 @@ impl State {
             let old = std::mem::replace(place, Arc::clone(&meter));
             self.by_path.remove(&old.path);
             self.replaced_sums.add(&old.sums());
-            self.replaced += 1;
         }
         self.by_path.insert(meter.path.clone(), at);
         meter
