@@ -19,7 +19,7 @@ use crate::support::envoy::EnvoyOptions;
 use crate::support::files::put;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::Cluster;
-use crate::support::windows::early_in_a_window;
+pub(crate) use crate::support::windows::clear_of_midnight;
 
 /// Held shared by every test, and exclusively by one that measures time: on a machine of two cores,
 /// concurrent tests would distort its measurements.
@@ -30,11 +30,6 @@ pub const PATIENT: [(&str, &str); 2] = [("LEASE_MAX_WAIT", "5s"), ("REDIS_TIMEOU
 
 /// Longer than that wait, for the same reason.
 const ENVOY_TIMEOUT: Duration = Duration::from_secs(8);
-
-/// Maximum duration of a test.
-const TEST_MAX: Duration = Duration::from_secs(60);
-
-const DAY: Duration = Duration::from_secs(86_400);
 
 /// A rules directory with one file.
 pub struct Rules {
@@ -68,11 +63,6 @@ pub async fn pod(rules: &Rules) -> Ratelease {
 pub fn before(domain: &str, pods: &[&Ratelease]) -> EnvoyOptions {
     let pods: Vec<_> = pods.iter().map(|pod| pod.grpc).collect();
     EnvoyOptions { timeout: ENVOY_TIMEOUT, ..EnvoyOptions::new(domain, &pods) }
-}
-
-/// Waits for the end of the day by UTC, as Redis counts it, if the day would end during the test.
-pub async fn clear_of_midnight() {
-    early_in_a_window(DAY, TEST_MAX).await;
 }
 
 // === impl Rules ===

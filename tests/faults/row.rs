@@ -9,8 +9,8 @@ use serde_json::json;
 use crate::stage::Scale;
 use crate::support::table_row::TableRow;
 
-/// What a busy machine may add to a recovery, at small scale. Whoever waits for one has to wait for
-/// longer than this and its maximum.
+/// Added to the maximum time of each recovery at small scale, since a busy machine stalls. A test
+/// waits for a recovery for longer than both together.
 const STALLED_MAX: Duration = Duration::from_secs(5);
 
 /// A row under way, ended by [`Row::end`].

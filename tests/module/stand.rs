@@ -14,7 +14,7 @@ use crate::support::envoy::{
 use crate::support::files::put;
 use crate::support::module::library;
 use crate::support::ports::free_port;
-use crate::support::windows::early_in_a_window;
+use crate::support::windows::clear_of_midnight;
 
 /// What an Envoy with the module is configured with.
 #[derive(Debug, Clone)]
@@ -53,18 +53,8 @@ pub struct Changing {
 /// The maximum drain time of 10 s, and some time for a busy machine.
 const END_MAX: Duration = Duration::from_secs(15);
 
-/// Maximum duration of a test.
-const TEST_MAX: Duration = Duration::from_secs(60);
-
-const DAY: Duration = Duration::from_secs(86_400);
-
 const DYNAMIC: &str = "type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3";
 const RATE_LIMIT: &str = "envoy.extensions.filters.http.ratelimit.v3";
-
-/// Waits for the end of the day by UTC, if the day would end during the test: limits are of days.
-async fn clear_of_midnight() {
-    early_in_a_window(DAY, TEST_MAX).await;
-}
 
 /// How Envoy finds the module.
 pub fn module() -> Value {

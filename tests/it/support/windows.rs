@@ -3,6 +3,11 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// Maximum duration of a test whose limits are of days.
+const TEST_MAX: Duration = Duration::from_secs(60);
+
+const DAY: Duration = Duration::from_secs(86_400);
+
 /// The wall clock, since the Unix epoch.
 pub(crate) fn wall_clock() -> Duration {
     #[allow(clippy::disallowed_methods, reason = "windows are the wall clock's")]
@@ -22,4 +27,9 @@ pub(crate) async fn early_in_a_window(length: Duration, rest: Duration) {
         println!("waits {:?} for a window to end", length - into);
         tokio::time::sleep(length - into).await;
     }
+}
+
+/// Waits for the end of the day by UTC, as Redis counts it, if the day would end during the test.
+pub(crate) async fn clear_of_midnight() {
+    early_in_a_window(DAY, TEST_MAX).await;
 }

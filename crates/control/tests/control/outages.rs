@@ -11,7 +11,6 @@ use ratelease_control::store::{Database, PodRow, Store};
 use serde_json::json;
 use sqlx::{Connection, Executor};
 use tokio::sync::watch;
-use tonic::transport::Endpoint;
 
 use super::faults::REFUSED_WITHIN;
 use super::kills::{Writes, are_whole};
@@ -154,8 +153,7 @@ async fn replicas_whose_clocks_differ_by_minutes_show_the_pods_of_both() {
     clock.set(120.0);
     let ahead = Process::start_with(&place, &[], &clock.env());
     let _here = Pod::connect(&server, node("here", "test"), &[RULES]).await;
-    let channel = Endpoint::from_shared(format!("http://{}", ahead.pods)).unwrap().connect().await;
-    let _there = Pod::over(channel.unwrap(), node("there", "test"), &[RULES]).await;
+    let _there = Pod::over(channel(ahead.pods).await, node("there", "test"), &[RULES]).await;
     for http in [server.http, ahead.http] {
         let both = async || {
             let list = Call::new("GET", "/v1/pods").token(&server.token).to(http).await.unwrap();
@@ -245,7 +243,7 @@ async fn a_replica_without_its_database_moves_no_pod_back_to_an_older_version() 
         version_info: "2".to_owned(),
         ..DiscoveryRequest::default()
     };
-    let mut asks = Pod::with(channel(&server).await, vec![asks]).await;
+    let mut asks = Pod::with(channel(server.pods).await, vec![asks]).await;
     // A pod without rules gets those that are known.
     let mut new = Pod::connect(&server, node("new", "test"), &[RULES]).await;
     assert_eq!(new.next().await.version_info, "1");

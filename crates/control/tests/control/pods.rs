@@ -1,5 +1,6 @@
 //! Pods: what they are sent, and what is known of them. `tests/it/xds` has real ones.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
@@ -47,7 +48,7 @@ pub(crate) struct Pod {
 impl Pod {
     /// Connects as a node and asks for these types.
     pub(crate) async fn connect(server: &Server, node: Node, types: &[&str]) -> Self {
-        Self::over(channel(server).await, node, types).await
+        Self::over(channel(server.pods).await, node, types).await
     }
 
     /// The same on a connection that has other streams too.
@@ -104,9 +105,9 @@ impl Pod {
     }
 }
 
-/// A connection to the port for pods.
-pub(crate) async fn channel(server: &Server) -> Channel {
-    let url = format!("http://{}", server.pods);
+/// A connection to a port for pods.
+pub(crate) async fn channel(pods: SocketAddr) -> Channel {
+    let url = format!("http://{pods}");
     Endpoint::from_shared(url).unwrap().connect().await.unwrap()
 }
 

@@ -30,7 +30,7 @@ pub(super) struct Reporter {
 
 impl Reporter {
     pub(super) async fn connect(server: &Server, node: Node) -> Self {
-        let channel = channel(server).await;
+        let channel = channel(server.pods).await;
         let pod = Pod::over(channel.clone(), node.clone(), &[RULES]).await;
         let (reports, waiting) = mpsc::channel(8);
         let first = LoadStatsRequest { node: Some(node), cluster_stats: Vec::new() };
