@@ -11,7 +11,7 @@ mod dialects;
 mod files;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod observe;
-pub(crate) mod publish;
+pub mod publish;
 mod replay;
 mod rollouts;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
@@ -27,7 +27,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
 pub use call::Problem;
-pub(crate) use call::check_new_domain;
+pub use call::check_new_domain;
 use http::{HeaderValue, StatusCode, header};
 use hyper_util::service::TowerToHyperService;
 use jiff::Timestamp;
@@ -132,7 +132,7 @@ impl App {
 
     /// Waits until this request alone publishes, of all replicas. It does so until it is answered,
     /// and its work has ended.
-    pub(crate) async fn take_publisher_turn(&self, caller: &Caller) -> Result<(), Problem> {
+    pub async fn take_publisher_turn(&self, caller: &Caller) -> Result<(), Problem> {
         let place = self.rates.publishers.take(&caller.name).await;
         // The lock of the process comes first: those that wait for it hold no connection.
         let own = Arc::clone(&self.publishers).lock_owned().await;
@@ -143,7 +143,7 @@ impl App {
     }
 
     /// What is published: all domains of the last version that the database has.
-    pub(crate) async fn last_published(&self) -> Result<Arc<PublishedSet>, Problem> {
+    pub async fn last_published(&self) -> Result<Arc<PublishedSet>, Problem> {
         let mut published = self.published.clone();
         let known = async {
             loop {
@@ -169,7 +169,7 @@ impl App {
     }
 
     /// Wakes the task that follows the versions, so that one that was just committed is pushed.
-    pub(crate) fn wake_follower(&self) {
+    pub fn wake_follower(&self) {
         self.follower.notify_one();
     }
 }

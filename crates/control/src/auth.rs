@@ -165,17 +165,17 @@ impl fmt::Debug for Token {
 
 impl Caller {
     /// What publishes objects of Kubernetes for these domains; `None` for all. It has no token.
-    pub(crate) fn of_objects(domains: Option<Vec<String>>) -> Self {
+    pub fn of_objects(domains: Option<Vec<String>>) -> Self {
         let name = "kubernetes".to_owned();
         Self { name, id: String::new(), access: Access::Write, domains }
     }
 
     /// Whose domains share a part of the memory of pods, in words; and who has no such share.
-    pub(crate) fn whose(&self) -> &'static str {
+    pub fn whose(&self) -> &'static str {
         if self.id.is_empty() { "namespace's" } else { "token's" }
     }
 
-    pub(crate) fn who_has_no_share(&self) -> &'static str {
+    pub fn who_has_no_share(&self) -> &'static str {
         match self.id.is_empty() {
             true => "list the namespace in CONTROL_KUBERNETES_ANY_DOMAIN",
             false => "have a token of all domains publish them",

@@ -23,10 +23,10 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 pub use check::{
-    FieldFault, check_together, check_weights, compile, memory_for_rules, mib, need_at_most, weigh,
+    FieldFault, check_weights, check_together, compile, memory_for_rules, mib, need_at_most, weigh,
 };
 pub use difference::{Difference, RuleChange, difference, domain_of_shadow, shadow};
-pub use render::{Rendered, render};
+pub use render::render;
 
 /// Maximum bytes of the fields of a rule that is written, which its history keeps twice.
 pub const SETTINGS_BYTES_MAX: usize = 64 << 10;
@@ -152,7 +152,7 @@ impl Entry {
     }
 
     /// Entries as the database stores and compares them.
-    pub(crate) fn list_to_text(entries: &[Entry]) -> String {
+    pub fn list_to_text(entries: &[Entry]) -> String {
         json!(entries).to_string()
     }
 }

@@ -11,24 +11,31 @@
 //!
 //! # Modules
 //!
-//! [`document`] is pure; [`store`] holds all SQL, [`auth`] knows tokens, [`rates`] counts requests
+//! `document` is pure; `store` holds all SQL, `auth` knows tokens, `rates` counts requests
 //! and bounds what is handled at a time, and `work` keeps the permits of requests until their work
-//! ends. `objects` follows the rules of a Kubernetes cluster. [`push`] serves pods, [`metrics`],
-//! `page` and [`api`] serve people; [`settings`] is the command line, [`tokens`] and [`app`] are
+//! ends. `objects` follows the rules of a Kubernetes cluster. `push` serves pods, `metrics`,
+//! `page` and `api` serve people; `settings` is the command line, `tokens` and `app` are
 //! what it runs.
 
 #![forbid(unsafe_code)]
+#![allow(unreachable_pub, reason = "`pub` in a private module is what another file uses")]
 
-pub mod api;
-pub mod app;
-pub mod auth;
-pub mod document;
-pub mod metrics;
-pub mod objects;
+mod api;
+mod app;
+mod auth;
+mod document;
+mod metrics;
+mod objects;
 mod page;
-pub mod push;
-pub mod rates;
+mod push;
+mod rates;
 pub mod settings;
-pub mod store;
+mod store;
 pub mod tokens;
 mod work;
+
+pub use api::openapi;
+pub use app::Control;
+pub use push::Selection;
+pub use rates::RateSettings;
+pub use store::{Author, CountKey, Database, HitCount, PodRow, ReplicaCount, Store};

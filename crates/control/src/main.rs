@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use ratelease_cli::settings::{Flags, SettingsError, process_env};
 use ratelease_cli::{commands, log_limiter};
-use ratelease_control::app::Control;
+use ratelease_control::Control;
 use ratelease_control::settings::{self, Command, Settings};
 use ratelease_control::tokens;
 use tokio::signal::unix::{SignalKind, signal};

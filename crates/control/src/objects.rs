@@ -114,7 +114,7 @@ impl ObjectCounts {
 
 /// Follows the objects of a cluster, and publishes what they say. Namespaces of `any_domain` may
 /// define any domain. It does not return.
-pub(crate) async fn follow(client: Client, app: Arc<App>, any_domain: BTreeSet<String>) {
+pub async fn follow(client: Client, app: Arc<App>, any_domain: BTreeSet<String>) {
     loop {
         let why = match lead(&client, &app, &any_domain).await {
             Ok(()) => "the watch has ended".to_owned(),

@@ -59,7 +59,7 @@ struct Page {
 #[utoipa::path(get, path = "/", security(()), responses(
     (status = 200, description = "The page, for browsers", body = String,
         content_type = "text/html")))]
-pub(crate) async fn serve() -> impl IntoResponse {
+pub async fn serve() -> impl IntoResponse {
     let headers = [
         (CONTENT_TYPE, "text/html; charset=utf-8"),
         (CONTENT_SECURITY_POLICY, PAGE.policy.as_str()),

@@ -26,18 +26,18 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use fleet::FleetView;
+pub use fleet::FleetView;
 pub use fleet::{Fleet, report_fleet};
-pub(crate) use load_reports::AUTHOR as ROLLBACK_AUTHOR;
+pub use load_reports::AUTHOR as ROLLBACK_AUTHOR;
 pub use load_reports::RolloutCounts;
 pub use load_reports::watch_rollout;
 pub use published::follow;
-pub(crate) use published::listen;
-pub use published::{PublishedDomain, PublishedRollout, PublishedSet};
+pub use published::listen;
+pub use published::{PublishedDomain, PublishedSet};
 pub use selection::Selection;
 pub use server::PodServer;
-pub(crate) use service::TLS_PORT;
+pub use service::TLS_PORT;
 pub use service::serve;
-pub(crate) use streams::LAG_BOUNDS;
+pub use streams::LAG_BOUNDS;
 pub use streams::report;
 pub use streams::{Lag, StreamStates, Streams};

@@ -298,7 +298,7 @@ impl<K: Eq + Hash + Clone> Permits<K> {
     }
 
     /// How many wait while their own client has permits left: for permits that others have.
-    pub(crate) fn waiting(&self) -> watch::Receiver<usize> {
+    pub fn waiting(&self) -> watch::Receiver<usize> {
         self.0.waiting.subscribe()
     }
 
@@ -311,7 +311,7 @@ impl<K: Eq + Hash + Clone> Permits<K> {
     }
 
     /// Waits for so many permits of this client, or for all that it may have if that is less.
-    pub(crate) fn take_many(&self, of: K, number: u32) -> impl Future<Output = Permit<K>> + use<K> {
+    pub fn take_many(&self, of: K, number: u32) -> impl Future<Output = Permit<K>> + use<K> {
         let max = self.0.of_each_max;
         let number = number.min(max);
         let own = Arc::clone(

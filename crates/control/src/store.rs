@@ -30,15 +30,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 pub use pods::{CHANGES_MAX, PodRow};
-pub(crate) use rollouts::share;
+pub use rollouts::share;
 pub use rollouts::{
     Bound, Choice, CountKey, HitCount, LABEL_BYTES_MAX, NewRollout, ReplicaCount, Rollout,
-    RolloutDomain, RolloutStep, Stage,
+    RolloutStep, Stage,
 };
-pub use rules::{
-    ChangeRow, Draft, DraftDomain, Replacement, RuleFilter, RulePage, RulePosition, StoredDraft,
-    StoredRule,
-};
+pub use rules::{ChangeRow, DraftDomain, Replacement, RuleFilter, RulePosition, StoredRule};
 use serde::Serializer;
 use sqlx::any::AnyPoolOptions;
 use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
@@ -47,10 +44,10 @@ use sqlx::{AnyConnection, AnyPool, Connection, Error, Executor, SqlSafeStr};
 use thiserror::Error as ThisError;
 pub use tokens::{Answer, AnswerKey, Earlier, NewToken, TokenRow};
 use tokio::time::{sleep, timeout};
-pub(crate) use versions::TEXTS_MAX;
+pub use versions::TEXTS_MAX;
 pub use versions::{AuditRow, PublishedText, VersionChange, VersionRow};
 use write::WriteTurns;
-pub use write::{Author, PublisherLock, Write};
+pub use write::{Author, Write};
 
 /// Maximum number of connections of this process for writes, and for requests about whole domains.
 /// Both are bounded in number: a write at a time of tokens and one of operators, four long
@@ -58,7 +55,7 @@ pub use write::{Author, PublisherLock, Write};
 const CONNECTIONS_MAX: u32 = 10;
 
 /// Connections for requests that only read a few rows, so that they take none from writes.
-pub(crate) const LIST_CONNECTIONS_MAX: u32 = 6;
+pub const LIST_CONNECTIONS_MAX: u32 = 6;
 
 /// Connections beside them, for the check of tokens and for the follower of the versions.
 const RESERVED_MAX: u32 = 4;
@@ -75,7 +72,7 @@ const ACQUIRE_MAX: Duration = Duration::from_secs(3);
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// The channel on which PostgreSQL announces new versions.
-pub(crate) const CHANNEL: &str = "ratelease_control";
+pub const CHANNEL: &str = "ratelease_control";
 
 /// Writes a time in milliseconds since the Unix epoch as RFC 3339 has it.
 fn as_time<S: Serializer>(at: &i64, serializer: S) -> Result<S::Ok, S::Error> {
@@ -113,7 +110,7 @@ const LEADER_KEEPALIVES: &str = "SET tcp_keepalives_idle = 10; SET tcp_keepalive
 
 /// While this is held, and its connection lives, no other process follows objects. SQLite has one
 /// process only.
-pub(crate) struct Lead(Option<AnyConnection>);
+pub struct Lead(Option<AnyConnection>);
 
 // === impl Backend ===
 
@@ -134,7 +131,7 @@ impl Lead {
     ///
     /// # Errors
     /// Fails if its connection was lost, and the lock with it.
-    pub(crate) async fn check(&mut self) -> StoreResult<()> {
+    pub async fn check(&mut self) -> StoreResult<()> {
         if let Some(connection) = &mut self.0 {
             connection.ping().await?;
         }
@@ -223,7 +220,7 @@ impl Store {
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub(crate) async fn lead(&self) -> StoreResult<Lead> {
+    pub async fn lead(&self) -> StoreResult<Lead> {
         if self.backend == Backend::Sqlite {
             return Ok(Lead(None));
         }
@@ -248,12 +245,12 @@ impl Store {
     }
 
     /// The same database, through the connections for requests that read a few rows.
-    pub(crate) fn lists(&self) -> Self {
+    pub fn lists(&self) -> Self {
         Self { pool: self.lists.clone(), ..self.clone() }
     }
 
     /// The same database, through connections that requests cannot use up. For short reads.
-    pub(crate) fn reserved(&self) -> Self {
+    pub fn reserved(&self) -> Self {
         Self { pool: self.reserved.clone(), ..self.clone() }
     }
 

@@ -27,7 +27,7 @@ struct RequestWork {
 }
 
 /// Tells work whether its request was dropped: its client has gone, or its time is over.
-pub(crate) struct Cancel(Arc<RequestWork>);
+pub struct Cancel(Arc<RequestWork>);
 
 /// Cancels the work when it is dropped.
 struct CancelOnDrop(Arc<RequestWork>);
@@ -42,13 +42,13 @@ impl Drop for CancelOnDrop {
 
 impl Cancel {
     /// Whether the work is to end: its result is not awaited any more.
-    pub(crate) fn is_cancelled(&self) -> bool {
+    pub fn is_cancelled(&self) -> bool {
         self.0.is_cancelled.load(Ordering::Relaxed)
     }
 }
 
 /// Handles a request, whose work is cancelled when this future is dropped.
-pub(crate) async fn of_request<T>(request: impl Future<Output = T>) -> T {
+pub async fn of_request<T>(request: impl Future<Output = T>) -> T {
     let work = Arc::new(RequestWork::default());
     let _cancel = CancelOnDrop(Arc::clone(&work));
     REQUEST.scope(work, request).await
@@ -56,7 +56,7 @@ pub(crate) async fn of_request<T>(request: impl Future<Output = T>) -> T {
 
 /// Keeps `permit` until the present request is answered or dropped, and all of its work has ended.
 /// Outside of a request it is dropped at once.
-pub(crate) fn hold(permit: impl Send + 'static) {
+pub fn hold(permit: impl Send + 'static) {
     let _ = REQUEST.try_with(|work| work.held.lock().push(Box::new(permit)));
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn hold(permit: impl Send + 'static) {
 ///
 /// # Errors
 /// Fails if the work panics.
-pub(crate) async fn heavy<T: Send + 'static>(
+pub async fn heavy<T: Send + 'static>(
     work: impl FnOnce(&Cancel) -> T + Send + 'static,
 ) -> StoreResult<T> {
     let cancel = Cancel(REQUEST.try_with(Arc::clone).unwrap_or_default());

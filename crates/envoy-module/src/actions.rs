@@ -22,7 +22,7 @@ use ratelease_rules::{Limit, Unit};
 use smallvec::SmallVec;
 
 use self::action::Action;
-pub use self::fault::{Fault, Faults, Place};
+pub use self::fault::{Faults, Place};
 use self::fault::{each, expect_some, expect_text};
 use self::format::{Format, Number, Operator};
 use crate::runtime::Fraction;

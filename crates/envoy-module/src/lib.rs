@@ -8,22 +8,23 @@
 //!
 //! # Modules
 //!
-//! [`actions`] makes descriptors of a stream, as Envoy's own rate limit filter does, and sees the
-//! stream through a trait that `filter` implements. [`config`] reads what Envoy hands over,
-//! [`engine`] is the sidecar's app within this process with its pages, [`filter`] asks it, [`wait`]
-//! has a request wait there, [`owned`] is such a request, and [`answer`] gives the stream its
-//! verdict. [`runtime`] has what Envoy's runtime sets.
+//! `actions` makes descriptors of a stream, as Envoy's own rate limit filter does, and sees the
+//! stream through a trait that `filter` implements. `config` reads what Envoy hands over,
+//! `engine` is the sidecar's app within this process with its pages, `filter` asks it, `wait`
+//! has a request wait there, `owned` is such a request, and `answer` gives the stream its
+//! verdict. `runtime` has what Envoy's runtime sets.
 
 #![forbid(unsafe_code)]
+#![allow(unreachable_pub, reason = "`pub` in a private module is what another file uses")]
 
 pub mod actions;
-pub mod answer;
-pub mod config;
-pub mod engine;
-pub mod filter;
-pub mod owned;
-pub mod runtime;
-pub mod wait;
+mod answer;
+mod config;
+mod engine;
+mod filter;
+mod owned;
+mod runtime;
+mod wait;
 
 use std::sync::Arc;
 
@@ -52,7 +53,7 @@ const READY: u64 = 1;
 abi::export_module!(RateleaseModule);
 
 /// Logs a warning as Envoy does: before there is a log of the engine's own.
-pub(crate) fn warn(line: &str) {
+pub fn warn(line: &str) {
     abi::log(Level::Warn, &format!("ratelease: {line}"));
 }
 

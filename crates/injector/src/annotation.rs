@@ -80,7 +80,7 @@ pub struct Defaults(BTreeMap<String, String>);
 /// The annotations of one pod over the defaults. They are copied, which [`VALUE_MAX`] bounds, so
 /// that the pod can be changed meanwhile.
 #[derive(Debug)]
-pub(crate) struct Lookup<'d> {
+pub struct Lookup<'d> {
     /// By the name after the prefix.
     annotations: BTreeMap<&'static str, String>,
     defaults: &'d Defaults,
@@ -99,7 +99,7 @@ impl Defaults {
     }
 
     /// The same, with the pairs that are good beside the faults of the others.
-    pub(crate) fn read_all(pairs: &[String]) -> (Self, Vec<Fault>) {
+    pub fn read_all(pairs: &[String]) -> (Self, Vec<Fault>) {
         let mut values = BTreeMap::new();
         let mut faults = Vec::new();
         for pair in pairs {
@@ -180,7 +180,7 @@ fn known(name: &str) -> Result<&'static str, String> {
 impl<'d> Lookup<'d> {
     /// Reads the annotations of a pod. Adds a warning for each of the first names that are unknown,
     /// and a fault for each value that is not text, or too long.
-    pub(crate) fn new(
+    pub fn new(
         pod: &Value,
         defaults: &'d Defaults,
         (faults, warnings): (&mut Vec<Fault>, &mut Vec<String>),
@@ -207,7 +207,7 @@ impl<'d> Lookup<'d> {
     }
 
     /// The value of a key; an empty one counts as unset. Empty if there is no default either.
-    pub(crate) fn get(&self, name: &str) -> &str {
+    pub fn get(&self, name: &str) -> &str {
         let given = self.annotations.get(name).map(String::as_str);
         let given = given.filter(|value| !value.is_empty());
         let own = KEYS.iter().find(|key| key.name == name).map_or("", |key| key.default);
@@ -219,7 +219,7 @@ impl<'d> Lookup<'d> {
     }
 
     /// Where the value of a key was given, for a fault.
-    pub(crate) fn place(&self, name: &str) -> String {
+    pub fn place(&self, name: &str) -> String {
         if self.annotations.get(name).is_none_or(|value| value.is_empty())
             && self.of_injector(name).is_some()
         {
@@ -230,7 +230,7 @@ impl<'d> Lookup<'d> {
 
     /// Parses the value of a key, or adds a fault with what was expected. An empty value is
     /// `Some(None)`.
-    pub(crate) fn parse<T>(
+    pub fn parse<T>(
         &self,
         name: &str,
         faults: &mut Vec<Fault>,

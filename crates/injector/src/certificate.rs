@@ -61,7 +61,7 @@ fn advice_for(failure: HandshakeFailure) -> Option<&'static str> {
 }
 
 /// The certificate that is served with, and where it comes from.
-pub(crate) enum ServedCertificate {
+pub enum ServedCertificate {
     /// Files that others keep.
     Files(Box<CertificateFiles>),
     /// A Secret that injectors keep.
@@ -69,7 +69,7 @@ pub(crate) enum ServedCertificate {
 }
 
 /// A Secret with a certificate, of which one is in force.
-pub(crate) struct KeptSecret {
+pub struct KeptSecret {
     keeper: Keeper,
     wanted: Wanted,
     in_force: Certificate,
@@ -77,15 +77,15 @@ pub(crate) struct KeptSecret {
 }
 
 /// What a Secret is kept with.
-pub(crate) struct SecretNames<'n> {
-    pub(crate) namespace: &'n str,
-    pub(crate) secret: &'n str,
+pub struct SecretNames<'n> {
+    pub namespace: &'n str,
+    pub secret: &'n str,
     /// The Service whose name the certificate has.
-    pub(crate) service: &'n str,
+    pub service: &'n str,
     /// The configuration that the authority is written into.
-    pub(crate) webhook: &'n str,
+    pub webhook: &'n str,
     /// The lifetime of a certificate.
-    pub(crate) lifetime: Duration,
+    pub lifetime: Duration,
 }
 
 // === impl ServedCertificate ===
@@ -95,7 +95,7 @@ impl ServedCertificate {
     ///
     /// # Errors
     /// Every file that cannot be used.
-    pub(crate) fn of_files(directory: &Path) -> Result<Self, FileFaults> {
+    pub fn of_files(directory: &Path) -> Result<Self, FileFaults> {
         let files = CertificateFiles::load(server_files(directory), PORT)?;
         Ok(Self::Files(Box::new(files)))
     }
@@ -105,10 +105,7 @@ impl ServedCertificate {
     ///
     /// # Errors
     /// Why what was made cannot be used.
-    pub(crate) async fn of_secret(
-        client: &Client,
-        names: &SecretNames<'_>,
-    ) -> Result<Self, String> {
+    pub async fn of_secret(client: &Client, names: &SecretNames<'_>) -> Result<Self, String> {
         let SecretNames { namespace, secret, service, webhook, lifetime } = *names;
         let name = format!("{service}.{namespace}.svc");
         let wanted = Wanted { names: vec![format!("{name}.cluster.local"), name], lifetime };
@@ -126,7 +123,7 @@ impl ServedCertificate {
     }
 
     /// What secures connections with the certificate in force.
-    pub(crate) fn acceptor(&self) -> TlsAcceptor {
+    pub fn acceptor(&self) -> TlsAcceptor {
         match self {
             Self::Files(files) => files.acceptor().clone(),
             Self::Secret(secret) => secret.acceptor.clone(),
@@ -134,7 +131,7 @@ impl ServedCertificate {
     }
 
     /// Keeps it up to date; does not return.
-    pub(crate) async fn renew_forever(self) {
+    pub async fn renew_forever(self) {
         match self {
             Self::Files(files) => files.renew_forever(FILES_INTERVAL).await,
             Self::Secret(secret) => secret.renew_forever().await,
@@ -191,7 +188,7 @@ impl KeptSecret {
 }
 
 /// What the cluster of this client can do, which is asked again and again.
-pub(crate) async fn watched_cluster(client: Client) -> watch::Receiver<Cluster> {
+pub async fn watched_cluster(client: Client) -> watch::Receiver<Cluster> {
     let (sender, cluster) = watch::channel(insist(|| version(&client)).await);
     tokio::spawn(async move {
         let mut last = Ok(());

@@ -115,7 +115,7 @@ pub struct FilesFlags {
 }
 
 /// Prints the manifests with the sidecar.
-pub(crate) fn run_files(flags: &FilesFlags, out: &mut Out) -> CliResult {
+pub fn run_files(flags: &FilesFlags, out: &mut Out) -> CliResult {
     let defaults = flags.inject.defaults()?;
     let stdin = [PathBuf::from("-")];
     let files = if flags.files.is_empty() { &stdin[..] } else { &flags.files };
@@ -309,7 +309,7 @@ impl Settings {
 }
 
 /// Serves until a signal.
-pub(crate) fn run_server(flags: &ServeFlags) -> CliResult {
+pub fn run_server(flags: &ServeFlags) -> CliResult {
     let (settings, defaults) =
         match (flags.settings.read(Settings::read_all), flags.inject.defaults()) {
             (Ok(settings), Ok(defaults)) => (settings, defaults),

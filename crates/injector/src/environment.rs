@@ -13,29 +13,29 @@ use crate::fault::Fault;
 use crate::settings::{Listen, Mode, Previous, Redis, RedisUrl, RuleSource, Settings};
 
 /// Where the ConfigMap with the rules is mounted.
-pub(crate) const RULES: &str = "/etc/ratelease/rules";
+pub const RULES: &str = "/etc/ratelease/rules";
 /// Where the secrets are mounted.
-pub(crate) const SECRETS: &str = "/etc/ratelease/secrets";
+pub const SECRETS: &str = "/etc/ratelease/secrets";
 /// Where the socket's volume is mounted, in Envoy's container too.
-pub(crate) const SOCKETS: &str = "/run/ratelease";
+pub const SOCKETS: &str = "/run/ratelease";
 /// The files in [`SECRETS`].
-pub(crate) const URL_FILE: &str = "redis-url";
-pub(crate) const AUTH_FILE: &str = "redis-auth";
-pub(crate) const KEY_FILE: &str = "key-secret";
-pub(crate) const PREVIOUS_FILE: &str = "key-secret-previous";
+pub const URL_FILE: &str = "redis-url";
+pub const AUTH_FILE: &str = "redis-auth";
+pub const KEY_FILE: &str = "key-secret";
+pub const PREVIOUS_FILE: &str = "key-secret-previous";
 /// The files for TLS to the xDS server: the key in its Secret, the file in [`SECRETS`], and the
 /// variable that names it.
-pub(crate) const XDS_FILES: [(&str, &str, &str); 3] = [
+pub const XDS_FILES: [(&str, &str, &str); 3] = [
     ("ca.crt", "xds-ca.crt", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT"),
     ("tls.crt", "xds-tls.crt", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT"),
     ("tls.key", "xds-tls.key", "CONFIG_GRPC_XDS_CLIENT_TLS_KEY"),
 ];
 
 /// Whether the sidecar uses TLS to the xDS server.
-pub(crate) const XDS_TLS: &str = "CONFIG_GRPC_XDS_SERVER_USE_TLS";
+pub const XDS_TLS: &str = "CONFIG_GRPC_XDS_SERVER_USE_TLS";
 
 /// The socket of gRPC: the name that the recipes for Envoy have.
-pub(crate) const SOCKET: &str = "/run/ratelease/rls.sock";
+pub const SOCKET: &str = "/run/ratelease/rls.sock";
 
 /// The id that a pod gives an xDS server.
 const NODE_ID: &str = "CONFIG_GRPC_XDS_NODE_ID";
@@ -71,7 +71,7 @@ const MANAGED: [(&str, &str); 23] = [
 ];
 
 /// The arguments of the program.
-pub(crate) fn arguments(settings: &Settings) -> Vec<String> {
+pub fn arguments(settings: &Settings) -> Vec<String> {
     match settings.rules {
         RuleSource::ConfigMap { .. } => vec!["serve".into(), "--rules".into(), RULES.into()],
         RuleSource::Xds(_) => vec!["serve".into()],
@@ -79,7 +79,7 @@ pub(crate) fn arguments(settings: &Settings) -> Vec<String> {
 }
 
 /// The variables, in order, each once.
-pub(crate) fn variables(settings: &Settings) -> Vec<(String, String)> {
+pub fn variables(settings: &Settings) -> Vec<(String, String)> {
     let mut all: Vec<(String, String)> = Vec::new();
     let mut set = |name: &str, value: String| all.push((name.to_owned(), value));
     set("LOG_LEVEL", settings.log_level.clone());
@@ -155,13 +155,13 @@ fn addresses(settings: &Settings, set: &mut impl FnMut(&str, String)) {
 /// The variable of the node's id, by which a control plane distinguishes pods. Its value is the
 /// name of the pod, which is unknown here: the API server may choose it later. `None` if the rules
 /// are files, or if `env` has the variable.
-pub(crate) fn node_id(settings: &Settings) -> Option<&'static str> {
+pub fn node_id(settings: &Settings) -> Option<&'static str> {
     let is_given = settings.env.iter().any(|(name, _)| name == NODE_ID);
     (matches!(settings.rules, RuleSource::Xds(_)) && !is_given).then_some(NODE_ID)
 }
 
 /// The ports that are listened on, each with the annotation that sets it.
-pub(crate) fn ports(settings: &Settings) -> Vec<(u16, &'static str)> {
+pub fn ports(settings: &Settings) -> Vec<(u16, &'static str)> {
     let debug = settings.env.iter().find(|(name, _)| name == "DEBUG_PORT");
     let debug = debug.and_then(|(_, port)| port.parse().ok());
     if settings.mode == Mode::Module {
@@ -177,7 +177,7 @@ pub(crate) fn ports(settings: &Settings) -> Vec<(u16, &'static str)> {
 }
 
 /// Adds a fault for each setting that the sidecar would refuse, or that has two values.
-pub(crate) fn check(settings: &Settings, from: &Lookup<'_>, faults: &mut Vec<Fault>) {
+pub fn check(settings: &Settings, from: &Lookup<'_>, faults: &mut Vec<Fault>) {
     let of_xds = XDS_FILES.map(|(.., name)| (name, "xds-tls"));
     let of_xds = of_xds.into_iter().chain([(XDS_TLS, "xds-tls")]);
     let of_xds = of_xds.filter(|_| settings.xds_tls.is_some());

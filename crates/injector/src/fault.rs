@@ -47,16 +47,16 @@ impl fmt::Display for Fault {
 }
 
 /// The beginning of a value, in quotes and escaped.
-pub(crate) fn excerpt(text: &str) -> String {
+pub fn excerpt(text: &str) -> String {
     format!("{:?}", cut(text))
 }
 
 /// The beginning of a text.
-pub(crate) fn cut(text: &str) -> String {
+pub fn cut(text: &str) -> String {
     safe::cut(text, SHOWN_MAX)
 }
 
 /// The beginning of a reason that may quote what a client sent, on one line.
-pub(crate) fn reason(text: &str) -> String {
+pub fn reason(text: &str) -> String {
     safe::line(&safe::cut(text, REASON_MAX))
 }

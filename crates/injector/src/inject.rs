@@ -85,7 +85,7 @@ const ALL_NATIVE_SINCE: (u32, u32) = (1, 32);
 
 impl Cluster {
     /// A cluster whose version is not known.
-    pub(crate) const UNKNOWN: Self = Self { native_sidecars: NativeSidecars::OnSomeNodes };
+    pub const UNKNOWN: Self = Self { native_sidecars: NativeSidecars::OnSomeNodes };
 
     /// What a cluster of this version can do, given as `1.31`, `v1.31.4` or `1.31+`.
     ///

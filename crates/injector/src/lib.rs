@@ -16,15 +16,16 @@
 //! requests.
 
 #![forbid(unsafe_code)]
+#![allow(unreachable_pub, reason = "all modules are private: `pub` is what another file uses")]
 
-pub mod annotation;
+mod annotation;
 mod certificate;
-pub mod command;
+mod command;
 mod environment;
-pub mod fault;
-pub mod inject;
-pub mod manifest;
-pub mod review;
+mod fault;
+mod inject;
+mod manifest;
+mod review;
 mod server;
 mod settings;
 mod sidecar;
@@ -37,6 +38,9 @@ use clap::Parser;
 use ratelease_cli::commands;
 use ratelease_cli::out::{self, Out, eprint_line};
 use ratelease_cli::settings::SettingsError;
+
+pub use annotation::{Defaults, KEYS, PREFIX};
+pub use inject::{Cluster, Injection, NativeSidecars, Verdict, inject};
 
 use command::{Cli, Command};
 

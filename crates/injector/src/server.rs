@@ -65,7 +65,7 @@ const BODY_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// What answers are made of.
 #[derive(Debug)]
-pub(crate) struct Webhook {
+pub struct Webhook {
     defaults: Defaults,
     cluster: watch::Receiver<Cluster>,
     bodies: Bodies,
@@ -74,14 +74,14 @@ pub(crate) struct Webhook {
 // === impl Webhook ===
 
 impl Webhook {
-    pub(crate) fn new(defaults: Defaults, cluster: watch::Receiver<Cluster>) -> Self {
+    pub fn new(defaults: Defaults, cluster: watch::Receiver<Cluster>) -> Self {
         Self { defaults, cluster, bodies: Bodies::new(BODIES_BYTES_MAX) }
     }
 }
 
 /// Serves until `stop` resolves, and then until the calls in flight are finished. Each connection
 /// is secured with the certificate that is in force when it begins.
-pub(crate) async fn serve(
+pub async fn serve(
     listener: TcpListener,
     tls: TlsAcceptor,
     webhook: Webhook,

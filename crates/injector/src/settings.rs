@@ -9,34 +9,34 @@ use crate::value::{self, SecretKey};
 
 /// Settings that can be injected.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Settings {
-    pub(crate) mode: Mode,
+pub struct Settings {
+    pub mode: Mode,
     /// The sidecar's, or that with the library.
-    pub(crate) image: String,
-    pub(crate) pull_policy: String,
-    pub(crate) rules: RuleSource,
+    pub image: String,
+    pub pull_policy: String,
+    pub rules: RuleSource,
     /// Secret with the certificates for TLS to the xDS server, if rules come from one.
-    pub(crate) xds_tls: Option<String>,
-    pub(crate) redis: Redis,
+    pub xds_tls: Option<String>,
+    pub redis: Redis,
     /// Secret of `KEY_SECRET`.
-    pub(crate) key_secret: Option<SecretKey>,
+    pub key_secret: Option<SecretKey>,
     /// The secret that it replaces.
-    pub(crate) previous: Option<Previous>,
-    pub(crate) listen: Listen,
+    pub previous: Option<Previous>,
+    pub listen: Listen,
     /// Containers with an Envoy, which get the socket or the module.
-    pub(crate) envoy_containers: Vec<String>,
-    pub(crate) http_port: u16,
-    pub(crate) metrics_port: u16,
-    pub(crate) resources: Resources,
-    pub(crate) native: NativeSidecar,
-    pub(crate) log_level: String,
+    pub envoy_containers: Vec<String>,
+    pub http_port: u16,
+    pub metrics_port: u16,
+    pub resources: Resources,
+    pub native: NativeSidecar,
+    pub log_level: String,
     /// Further variables.
-    pub(crate) env: Vec<(String, String)>,
+    pub env: Vec<(String, String)>,
 }
 
 /// What is added to the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
     /// A container that Envoy asks.
     Sidecar,
     /// A container that brings Envoy the library, and ends.
@@ -45,7 +45,7 @@ pub(crate) enum Mode {
 
 /// Where rules come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum RuleSource {
+pub enum RuleSource {
     /// A ConfigMap; only this domain's file of it if there is one.
     ConfigMap { name: String, domain: Option<String> },
     /// An xDS server, host:port.
@@ -54,7 +54,7 @@ pub(crate) enum RuleSource {
 
 /// Where counts are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Redis {
+pub enum Redis {
     /// In the memory of each pod.
     Embedded,
     /// In servers.
@@ -68,14 +68,14 @@ pub(crate) enum Redis {
 
 /// The addresses of Redis.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum RedisUrl {
+pub enum RedisUrl {
     Plain(String),
     Secret(SecretKey),
 }
 
 /// What `KEY_SECRET` replaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Previous {
+pub enum Previous {
     /// No secret.
     None,
     Secret(SecretKey),
@@ -83,7 +83,7 @@ pub(crate) enum Previous {
 
 /// Where the sidecar answers Envoy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Listen {
+pub enum Listen {
     /// On this port of loopback.
     Tcp(u16),
     /// On a socket in a volume that Envoy's container mounts too.
@@ -92,7 +92,7 @@ pub(crate) enum Listen {
 
 /// Whether the sidecar is an init container that goes on running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NativeSidecar {
+pub enum NativeSidecar {
     /// If the cluster is new enough.
     Auto,
     Always,
@@ -101,20 +101,20 @@ pub(crate) enum NativeSidecar {
 
 /// Requests and limits; `None` leaves one out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Resources {
-    pub(crate) cpu: [Option<Quantity>; 2],
-    pub(crate) memory: [Option<Quantity>; 2],
+pub struct Resources {
+    pub cpu: [Option<Quantity>; 2],
+    pub memory: [Option<Quantity>; 2],
     /// Whether the limit of CPU depends on the other containers.
     is_cpu_limit_auto: bool,
 }
 
 /// A quantity of Kubernetes above zero, such as `20m` and `64Mi`, as far as it has to be compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Quantity {
+pub struct Quantity {
     /// As written.
-    pub(crate) text: String,
+    pub text: String,
     /// In billionths, the smallest unit that Kubernetes knows.
-    pub(crate) nanos: u128,
+    pub nanos: u128,
 }
 
 /// What a limit may be beside a quantity.
@@ -126,13 +126,13 @@ const NONE: &str = "none";
 const CPU_LIMIT_MILLIS: u32 = 200;
 
 /// The problem of a setting that has to be set.
-pub(crate) const MISSING: &str = "missing";
+pub const MISSING: &str = "missing";
 
 // === impl Settings ===
 
 impl Settings {
     /// Reads all settings, or adds a fault for each one that is missing or faulty.
-    pub(crate) fn read(from: &Lookup<'_>, faults: &mut Vec<Fault>) -> Option<Self> {
+    pub fn read(from: &Lookup<'_>, faults: &mut Vec<Fault>) -> Option<Self> {
         let rules = rules(from, faults);
         let xds_tls = from.parse("xds-tls", faults, value::name);
         let redis = redis(from, faults);
@@ -310,7 +310,7 @@ impl Resources {
     /// Sets the limit of CPU that `auto` stands for: none, unless all other containers have a
     /// limit, of which `largest_other` is the largest. A ResourceQuota of limits refuses a pod with
     /// a container that has none, and a LimitRange one with a container that has too large a limit.
-    pub(crate) fn resolve_cpu_limit(&mut self, largest_other: Option<Quantity>) {
+    pub fn resolve_cpu_limit(&mut self, largest_other: Option<Quantity>) {
         let Some(largest_other) = largest_other.filter(|_| self.is_cpu_limit_auto) else { return };
         let nanos = |quantity: &Quantity| quantity.nanos;
         let own = Quantity::of_millis(CPU_LIMIT_MILLIS);
@@ -355,14 +355,14 @@ impl Quantity {
     ///
     /// # Errors
     /// What was expected.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, String> {
         let expected = || "expected a quantity above 0, such as 20m or 64Mi".to_owned();
         let nanos = nanos(text).filter(|nanos| *nanos > 0).ok_or_else(expected)?;
         Ok(Self { text: text.to_owned(), nanos })
     }
 
     /// A number of thousandths, above zero.
-    pub(crate) fn of_millis(millis: u32) -> Self {
+    pub fn of_millis(millis: u32) -> Self {
         Self { text: format!("{millis}m"), nanos: u128::from(millis) * (NANOS / 1000) }
     }
 }

@@ -18,11 +18,11 @@ use crate::settings::{Listen, Mode, Previous, Quantity, Redis, RedisUrl, RuleSou
 use crate::value::SecretKey;
 
 /// The name of the container.
-pub(crate) const CONTAINER: &str = "ratelease";
+pub const CONTAINER: &str = "ratelease";
 /// The volume of the socket.
-pub(crate) const SOCKET_VOLUME: &str = "ratelease-socket";
+pub const SOCKET_VOLUME: &str = "ratelease-socket";
 /// The volume of the library.
-pub(crate) const MODULE_VOLUME: &str = "ratelease-module";
+pub const MODULE_VOLUME: &str = "ratelease-module";
 const RULES_VOLUME: &str = "ratelease-rules";
 const SECRETS_VOLUME: &str = "ratelease-secrets";
 /// The program in the image.
@@ -32,7 +32,7 @@ const INSTALLER: &str = "/bin/install-module";
 /// Where the library is mounted.
 const MODULE: &str = "/opt/ratelease";
 /// The library, as Envoy's configuration names it.
-pub(crate) const LIBRARY: &str = "/opt/ratelease/libratelease.so";
+pub const LIBRARY: &str = "/opt/ratelease/libratelease.so";
 /// Room for the library.
 const MODULE_SIZE: &str = "64Mi";
 
@@ -43,15 +43,15 @@ const NOBODY: i64 = 65534;
 const SECRETS_MODE: i32 = 0o444;
 
 /// What the containers with an Envoy get.
-pub(crate) struct Given {
-    pub(crate) mounts: Vec<VolumeMount>,
-    pub(crate) env: Vec<EnvVar>,
+pub struct Given {
+    pub mounts: Vec<VolumeMount>,
+    pub env: Vec<EnvVar>,
     /// The path that Envoy's configuration needs.
-    pub(crate) path: &'static str,
+    pub path: &'static str,
 }
 
 /// What the containers with an Envoy get; `None` if nothing.
-pub(crate) fn for_envoy(settings: &Settings) -> Option<Given> {
+pub fn for_envoy(settings: &Settings) -> Option<Given> {
     match (settings.mode, settings.listen) {
         (Mode::Module, _) => {
             let library = mount(MODULE_VOLUME, MODULE, true);
@@ -64,13 +64,13 @@ pub(crate) fn for_envoy(settings: &Settings) -> Option<Given> {
 }
 
 /// The mount of the socket. Connecting writes nothing.
-pub(crate) fn socket() -> Given {
+pub fn socket() -> Given {
     let mounts = vec![mount(SOCKET_VOLUME, SOCKETS, true)];
     Given { mounts, env: Vec::new(), path: SOCKET }
 }
 
 /// The init container that brings the library.
-pub(crate) fn installer(settings: &Settings) -> Container {
+pub fn installer(settings: &Settings) -> Container {
     Container {
         name: CONTAINER.to_owned(),
         image: Some(settings.image.clone()),
@@ -97,7 +97,7 @@ fn variables(settings: &Settings) -> Vec<EnvVar> {
 }
 
 /// The sidecar. A native one is an init container that is restarted.
-pub(crate) fn container(settings: &Settings, is_native: bool) -> Container {
+pub fn container(settings: &Settings, is_native: bool) -> Container {
     let port = ContainerPort {
         name: Some("rl-metrics".to_owned()),
         container_port: i32::from(settings.metrics_port),
@@ -209,7 +209,7 @@ fn mount(name: &str, path: &str, is_read_only: bool) -> VolumeMount {
 /// The volumes. A ConfigMap or Secret that is not there must not keep the pod from starting, so
 /// they are optional: the sidecar then says in its log what it lacks. Only Envoy with the module
 /// waits for Secrets, since it could not get its engine later.
-pub(crate) fn volumes(settings: &Settings) -> Vec<Volume> {
+pub fn volumes(settings: &Settings) -> Vec<Volume> {
     let mut volumes = Vec::new();
     if let RuleSource::ConfigMap { name, domain } = &settings.rules {
         volumes.push(rules_volume(name, domain.as_deref()));

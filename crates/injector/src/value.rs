@@ -18,20 +18,20 @@ const CONTAINERS_MAX: usize = 32;
 
 /// A key of a Secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SecretKey {
-    pub(crate) secret: String,
-    pub(crate) key: String,
+pub struct SecretKey {
+    pub secret: String,
+    pub key: String,
 }
 
 /// The name of a ConfigMap or a Secret.
-pub(crate) fn name(text: &str) -> Result<String, String> {
+pub fn name(text: &str) -> Result<String, String> {
     let is_good = text.len() <= NAME_MAX && text.split('.').all(is_label);
     let expected = "expected a name of lower-case letters, digits, - and .";
     if is_good { Ok(text.to_owned()) } else { Err(expected.to_owned()) }
 }
 
 /// Names of containers, separated by commas.
-pub(crate) fn containers(text: &str) -> Result<Vec<String>, String> {
+pub fn containers(text: &str) -> Result<Vec<String>, String> {
     if text.split(',').nth(CONTAINERS_MAX).is_some() {
         return Err(format!("expected at most {CONTAINERS_MAX} names of containers"));
     }
@@ -48,7 +48,7 @@ fn is_label(text: &str) -> bool {
 }
 
 /// `NAME/KEY` of a Secret.
-pub(crate) fn secret_key(text: &str) -> Result<SecretKey, String> {
+pub fn secret_key(text: &str) -> Result<SecretKey, String> {
     let expected = || "expected NAME/KEY of a Secret".to_owned();
     let (secret, key) = text.split_once('/').ok_or_else(expected)?;
     let secret = name(secret).map_err(|_| expected())?;
@@ -63,7 +63,7 @@ fn is_data_key(text: &str) -> bool {
 }
 
 /// The domain of a rule file, as far as it can be the name of one.
-pub(crate) fn domain(text: &str) -> Result<String, String> {
+pub fn domain(text: &str) -> Result<String, String> {
     let expected =
         "expected letters, digits, -, _ and ., since DOMAIN.yaml is a key of a ConfigMap";
     let is_good = is_data_key(&format!("{text}.yaml"));
@@ -71,7 +71,7 @@ pub(crate) fn domain(text: &str) -> Result<String, String> {
 }
 
 /// The name of an image.
-pub(crate) fn image(text: &str) -> Result<String, String> {
+pub fn image(text: &str) -> Result<String, String> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@".contains(&byte);
     let is_good = text.len() <= IMAGE_MAX
         && text.bytes().all(is_allowed)
@@ -82,13 +82,13 @@ pub(crate) fn image(text: &str) -> Result<String, String> {
 }
 
 /// A port.
-pub(crate) fn port(text: &str) -> Result<u16, String> {
+pub fn port(text: &str) -> Result<u16, String> {
     let port = text.parse().ok().filter(|port| *port > 0);
     port.ok_or_else(|| "expected a port from 1 to 65535".to_owned())
 }
 
 /// One of some words.
-pub(crate) fn word(words: &'static [&'static str]) -> impl Fn(&str) -> Result<String, String> {
+pub fn word(words: &'static [&'static str]) -> impl Fn(&str) -> Result<String, String> {
     move |text| {
         let found = words.iter().find(|word| **word == text);
         found.map(|word| (*word).to_owned()).ok_or_else(|| format!("expected {}", words.join(", ")))
@@ -96,7 +96,7 @@ pub(crate) fn word(words: &'static [&'static str]) -> impl Fn(&str) -> Result<St
 }
 
 /// Lines `NAME=value`, in order; empty lines are left out.
-pub(crate) fn environment(text: &str) -> Result<Vec<(String, String)>, String> {
+pub fn environment(text: &str) -> Result<Vec<(String, String)>, String> {
     let mut pairs = Vec::new();
     let mut names = HashSet::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {

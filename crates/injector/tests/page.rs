@@ -5,8 +5,8 @@
 use std::fs;
 use std::path::Path;
 
-use ratelease_injector::annotation::{Defaults, KEYS, PREFIX};
-use ratelease_injector::inject::{Cluster, Injection, NativeSidecars, Verdict, inject};
+use ratelease_injector::{Cluster, Injection, NativeSidecars, Verdict, inject};
+use ratelease_injector::{Defaults, KEYS, PREFIX};
 use serde_json::{Value, json};
 
 fn read(path: &str) -> String {

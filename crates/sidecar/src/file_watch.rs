@@ -25,7 +25,7 @@ const SCANS_MAX: usize = 4;
 
 /// Why files are read again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub enum Cause {
     /// An event of the file system, or the start.
     Event,
     /// No event came for [`Timing::poll`].
@@ -34,7 +34,7 @@ pub(crate) enum Cause {
 
 /// Sends to `wake` on each relevant event. Without a watcher it reports nothing, and only the
 /// periodic reading finds changes.
-pub(crate) struct FsWatch {
+pub struct FsWatch {
     wake: SyncSender<()>,
     watcher: Option<RecommendedWatcher>,
     /// The paths that matter now; the event handler reads them.
@@ -49,7 +49,7 @@ pub(crate) struct FsWatch {
 
 /// Returns why files are read again, after a wait for `wake` with this result. After an event it
 /// returns once the change is complete. `None` if the watch is to end.
-pub(crate) fn next_cause(
+pub fn next_cause(
     waited: Result<(), RecvTimeoutError>,
     wake: &Receiver<()>,
     timing: Timing,
@@ -85,7 +85,7 @@ type Identity = (u64, u64);
 // === impl FsWatch ===
 
 impl FsWatch {
-    pub(crate) fn new(wake: SyncSender<()>) -> Self {
+    pub fn new(wake: SyncSender<()>) -> Self {
         Self {
             wake,
             watcher: None,
@@ -98,7 +98,7 @@ impl FsWatch {
 
     /// Creates a watch that reports no event.
     #[cfg(test)]
-    pub(crate) fn disabled(wake: SyncSender<()>) -> Self {
+    pub fn disabled(wake: SyncSender<()>) -> Self {
         Self { is_disabled: true, ..Self::new(wake) }
     }
 
@@ -108,7 +108,7 @@ impl FsWatch {
     /// For a poll that finds the watched directories in their places, nothing is set again: an idle
     /// pod makes few system calls. A watch that ended with a directory whose inode number another
     /// one got is then missed; a poll that finds a change must be followed by a call for an event.
-    pub(crate) fn arm(&mut self, cause: Cause, scan: impl Fn() -> WatchSet) {
+    pub fn arm(&mut self, cause: Cause, scan: impl Fn() -> WatchSet) {
         if self.is_disabled {
             return;
         }
@@ -218,23 +218,23 @@ const SETTLE_MAX: Duration = Duration::from_millis(600);
 const POLL: Duration = Duration::from_secs(30);
 
 /// For files.
-pub(crate) const WATCHED: Timing = Timing { quiet: QUIET, settle_max: SETTLE_MAX, poll: POLL };
+pub const WATCHED: Timing = Timing { quiet: QUIET, settle_max: SETTLE_MAX, poll: POLL };
 /// For rules that a server sends. Each set comes with one wake-up, and its sender waits for the
 /// outcome.
-pub(crate) const PUSHED: Timing =
+pub const PUSHED: Timing =
     Timing { quiet: Duration::ZERO, settle_max: Duration::ZERO, poll: Duration::MAX };
 
 const _: () = assert!(QUIET.as_millis() < SETTLE_MAX.as_millis());
 
 /// The timing of readings.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Timing {
+pub struct Timing {
     /// Without an event for this long, a change is complete.
-    pub(crate) quiet: Duration,
+    pub quiet: Duration,
     /// However many events there are, no reading waits longer.
-    pub(crate) settle_max: Duration,
+    pub settle_max: Duration,
     /// Without an event, the next reading comes after this long.
-    pub(crate) poll: Duration,
+    pub poll: Duration,
 }
 
 // Finds the directories to watch so that no change of a file is missed.
@@ -244,7 +244,7 @@ pub(crate) struct Timing {
 // link on it may be swapped: the event comes from the directory that contains the link.
 
 /// Maximum number of watched directories. Changes in others are found by the periodic reading.
-pub(crate) const DIRECTORIES_MAX: usize = 256;
+pub const DIRECTORIES_MAX: usize = 256;
 /// Maximum number of entries of a directory that are checked for links and directories.
 const ENTRIES_MAX: usize = 20_000;
 /// Maximum number of links on one path, the same as in Linux.
@@ -252,16 +252,16 @@ const LINKS_MAX: usize = 40;
 
 /// What to watch, found by one scan of the file system. Paths are canonical.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct WatchSet {
+pub struct WatchSet {
     /// Every directory to watch.
-    pub(crate) directories: BTreeSet<PathBuf>,
+    pub directories: BTreeSet<PathBuf>,
     /// Watched directories in which every entry matters: one that is watched as a whole, and those
     /// below it.
     whole: HashSet<PathBuf>,
     /// Names that matter in the other directories: links, targets of links, and missing names.
     names: HashSet<PathBuf>,
     /// Some directories were left out because of the maximum.
-    pub(crate) is_truncated: bool,
+    pub is_truncated: bool,
 }
 
 // === impl WatchSet ===
@@ -269,7 +269,7 @@ pub(crate) struct WatchSet {
 impl WatchSet {
     /// Finds the places to watch for changes in and below `dir`; if `root` is given, that path and
     /// each directory from it down to `dir` may also be replaced. Both are absolute.
-    pub(crate) fn directory(dir: &Path, root: Option<&Path>) -> Self {
+    pub fn directory(dir: &Path, root: Option<&Path>) -> Self {
         let mut watch_set = Self::default();
         if let Some(root) = root {
             for part in dir.ancestors().filter(|part| part.starts_with(root)) {
@@ -284,7 +284,7 @@ impl WatchSet {
     }
 
     /// Finds the places to watch for changes of each of `files`, by their absolute paths.
-    pub(crate) fn files<'p>(files: impl Iterator<Item = &'p Path>) -> Self {
+    pub fn files<'p>(files: impl Iterator<Item = &'p Path>) -> Self {
         let mut watch_set = Self::default();
         for file in files {
             watch_set.add_entry(file);
@@ -295,7 +295,7 @@ impl WatchSet {
 
     /// Whether `event` may mean that a file changed. Reading a file is an event as well, and
     /// does not.
-    pub(crate) fn is_relevant(&self, event: &Event) -> bool {
+    pub fn is_relevant(&self, event: &Event) -> bool {
         !matches!(event.kind, EventKind::Access(_))
             && (event.need_rescan() || event.paths.is_empty() || self.is_any_relevant(&event.paths))
     }

@@ -19,6 +19,7 @@
 //! [`http`] serves that and decisions over HTTP. [`app`] builds all parts and runs them.
 
 #![forbid(unsafe_code)]
+#![allow(unreachable_pub, reason = "`pub` in a private module is what another file uses")]
 
 pub mod admin;
 pub mod app;

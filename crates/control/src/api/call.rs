@@ -53,7 +53,7 @@ const DOMAIN_BYTES_MAX: usize = 1024;
 /// The query of every write.
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct WriteQuery {
+pub struct WriteQuery {
     /// Why, for history and audit log; at most 1 KiB.
     #[serde(default)]
     reason: String,
@@ -66,11 +66,11 @@ pub(super) struct WriteQuery {
 /// valid one, the body is not read. One whose `Idempotency-Key` is known is answered here, before
 /// any handler looks at what may have changed since the first answer.
 #[derive(Debug)]
-pub(super) struct WriteCall<const MAX: usize = BODY_BYTES_MAX> {
-    pub(super) caller: Caller,
-    pub(super) body: Bytes,
+pub struct WriteCall<const MAX: usize = BODY_BYTES_MAX> {
+    pub caller: Caller,
+    pub body: Bytes,
     /// Whether to publish at once.
-    pub(super) publishes: bool,
+    pub publishes: bool,
     /// What `If-Match` requires.
     if_match: Option<String>,
     reason: String,
@@ -79,7 +79,7 @@ pub(super) struct WriteCall<const MAX: usize = BODY_BYTES_MAX> {
 
 /// Why a request is not handled, or a write not done.
 #[derive(Debug)]
-pub(super) enum Ending {
+pub enum Ending {
     /// It is refused.
     Refused(Problem),
     /// It has its answer: that of the first request of its key, or one that says when to come again.
@@ -124,12 +124,12 @@ impl<const MAX: usize> WriteCall<MAX> {
     }
 
     /// Reads the body as JSON.
-    pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
         from_json(&self.body)
     }
 
     /// Begins the write, unless it was done already.
-    pub(super) async fn begin(&self, app: &App) -> Result<Box<Write>, Ending> {
+    pub async fn begin(&self, app: &App) -> Result<Box<Write>, Ending> {
         let author = Author { name: self.caller.name.clone(), reason: self.reason.clone() };
         let mut write = match self.caller.has(Access::Admin) {
             true => app.store.begin(&author).await?,
@@ -145,7 +145,7 @@ impl<const MAX: usize> WriteCall<MAX> {
     }
 
     /// Commits the write, and then answers.
-    pub(super) async fn finish(
+    pub async fn finish(
         &self,
         app: &App,
         write: Box<Write>,
@@ -157,7 +157,7 @@ impl<const MAX: usize> WriteCall<MAX> {
     }
 
     /// Commits the write, and then gives this answer.
-    pub(super) async fn finish_with(
+    pub async fn finish_with(
         &self,
         app: &App,
         mut write: Box<Write>,
@@ -172,7 +172,7 @@ impl<const MAX: usize> WriteCall<MAX> {
     }
 
     /// Refuses a draft that is not the one that was checked, if `If-Match` names that.
-    pub(super) fn need_draft(&self, etag: &str) -> Result<(), Problem> {
+    pub fn need_draft(&self, etag: &str) -> Result<(), Problem> {
         if self.if_match.is_none() || self.matches(etag)? {
             return Ok(());
         }
@@ -185,7 +185,7 @@ impl<const MAX: usize> WriteCall<MAX> {
     ///
     /// # Errors
     /// A problem of status 428 if there is no such header.
-    pub(super) fn matches(&self, etag: &str) -> Result<bool, Problem> {
+    pub fn matches(&self, etag: &str) -> Result<bool, Problem> {
         let Some(wanted) = &self.if_match else {
             let detail = "send 'If-Match' with the ETag that you read, or '*' to write regardless";
             return Err(Problem::new(
@@ -199,7 +199,7 @@ impl<const MAX: usize> WriteCall<MAX> {
 }
 
 /// An answer of JSON, or without a body if the status says so.
-pub(super) fn answer(status: StatusCode, etag: Option<String>, body: &impl Serialize) -> Answer {
+pub fn answer(status: StatusCode, etag: Option<String>, body: &impl Serialize) -> Answer {
     let body = match status {
         StatusCode::NO_CONTENT => String::new(),
         _ => serde_json::to_string(body).unwrap_or_default(),
@@ -342,7 +342,7 @@ fn from_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
 }
 
 /// The query of a request.
-pub(super) struct QueryOf<T>(pub(super) T);
+pub struct QueryOf<T>(pub T);
 
 impl<T: DeserializeOwned + Send> FromRequestParts<Arc<App>> for QueryOf<T> {
     type Rejection = Problem;
@@ -355,7 +355,7 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Arc<App>> for QueryOf<T> {
 }
 
 /// The part of a path that names a thing.
-pub(super) struct IdOf(pub(super) String);
+pub struct IdOf(pub String);
 
 impl FromRequestParts<Arc<App>> for IdOf {
     type Rejection = Problem;
@@ -369,7 +369,7 @@ impl FromRequestParts<Arc<App>> for IdOf {
 }
 
 /// Refuses a text that the database cannot store.
-pub(super) fn check_text(name: &str, text: &str) -> Result<(), Problem> {
+pub fn check_text(name: &str, text: &str) -> Result<(), Problem> {
     if text.contains('\0') {
         return Err(Problem::malformed(format!("'{name}' has a NUL character; remove it")));
     }
@@ -377,7 +377,7 @@ pub(super) fn check_text(name: &str, text: &str) -> Result<(), Problem> {
 }
 
 /// Refuses a domain that cannot be one.
-pub(super) fn check_domain(domain: &str) -> Result<(), Problem> {
+pub fn check_domain(domain: &str) -> Result<(), Problem> {
     if domain.is_empty() || domain.len() > DOMAIN_BYTES_MAX || domain.contains('\0') {
         let message = "expected a name of 1 to 1024 bytes, without NUL characters";
         let fault = FieldFault::of("domain", message);
@@ -387,7 +387,7 @@ pub(super) fn check_domain(domain: &str) -> Result<(), Problem> {
 }
 
 /// Refuses names that no domain that is written can have: the control plane names candidate rules.
-pub(crate) fn check_new_domain(domain: &str) -> Result<(), Problem> {
+pub fn check_new_domain(domain: &str) -> Result<(), Problem> {
     check_domain(domain)?;
     if domain.ends_with(CANDIDATE_SUFFIX) {
         let message = format!(
@@ -420,7 +420,7 @@ struct Admitted {
 }
 
 /// Lets in requests with a valid token, at the rate of that token.
-pub(super) async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     let admitted = match authenticate(&app, &parts).await {
         Ok(admitted) => admitted,
@@ -447,7 +447,7 @@ pub(super) async fn admit(State(app): State<Arc<App>>, request: Request, next: N
 }
 
 /// Lets in a few reads at a time of each token, which share the connections for them.
-pub(super) async fn admit_read(
+pub async fn admit_read(
     State(app): State<Arc<App>>,
     caller: Caller,
     request: Request,
@@ -460,7 +460,7 @@ pub(super) async fn admit_read(
 }
 
 /// Lets in a few requests at a time: those that read or compile whole domains.
-pub(super) async fn admit_long(
+pub async fn admit_long(
     State(app): State<Arc<App>>,
     caller: Caller,
     mut request: Request,
@@ -540,7 +540,7 @@ fn limited(detail: &str, quota: Quota) -> Ending {
 }
 
 /// A time in whole seconds that is not shorter.
-pub(super) fn seconds(time: Duration) -> u64 {
+pub fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
@@ -559,7 +559,7 @@ impl FromRequestParts<Arc<App>> for Caller {
 
 impl Caller {
     /// Refuses a caller without this access.
-    pub(super) fn need(&self, access: Access) -> Result<(), Problem> {
+    pub fn need(&self, access: Access) -> Result<(), Problem> {
         if self.has(access) {
             return Ok(());
         }
@@ -567,7 +567,7 @@ impl Caller {
     }
 
     /// Refuses a caller who may not use this domain.
-    pub(super) fn need_domain(&self, domain: &str) -> Result<(), Problem> {
+    pub fn need_domain(&self, domain: &str) -> Result<(), Problem> {
         if self.may_use(domain) {
             return Ok(());
         }
@@ -580,7 +580,7 @@ impl Caller {
 
 impl Quota {
     /// Writes the headers of a rate limit.
-    pub(super) fn write(&self, headers: &mut HeaderMap) {
+    pub fn write(&self, headers: &mut HeaderMap) {
         headers.insert(LIMIT, HeaderValue::from(self.limit));
         headers.insert(REMAINING, HeaderValue::from(self.remaining));
         headers.insert(RESET, HeaderValue::from(seconds(self.reset_after)));
@@ -594,7 +594,7 @@ impl Quota {
 
 /// Items of a page, if the query names no number, and at most.
 const PAGE: usize = 100;
-pub(super) const PAGE_MAX: usize = 1000;
+pub const PAGE_MAX: usize = 1000;
 
 /// Maximum bytes of a text that is searched for: databases compare it at each place of each rule.
 const SEARCH_BYTES_MAX: usize = 128;
@@ -602,16 +602,16 @@ const SEARCH_BYTES_MAX: usize = 128;
 /// Which changes to list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct HistoryQuery {
+pub struct HistoryQuery {
     /// Before this number: `next` of the page before.
-    pub(super) before: Option<i64>,
+    pub before: Option<i64>,
     /// At most so many, up to 1000; 100 by default.
     #[param(minimum = 1, maximum = 1000)]
-    pub(super) limit: Option<usize>,
+    pub limit: Option<usize>,
 }
 
 /// The number of items of a page.
-pub(super) fn page_size(limit: Option<usize>) -> Result<usize, Problem> {
+pub fn page_size(limit: Option<usize>) -> Result<usize, Problem> {
     let limit = limit.unwrap_or(PAGE);
     if (1..=PAGE_MAX).contains(&limit) {
         return Ok(limit);
@@ -620,7 +620,7 @@ pub(super) fn page_size(limit: Option<usize>) -> Result<usize, Problem> {
 }
 
 /// Refuses to search for a text that is too long.
-pub(super) fn check_search(text: &str) -> Result<(), Problem> {
+pub fn check_search(text: &str) -> Result<(), Problem> {
     if text.len() <= SEARCH_BYTES_MAX {
         return Ok(());
     }
@@ -629,7 +629,7 @@ pub(super) fn check_search(text: &str) -> Result<(), Problem> {
 }
 
 /// A time as RFC 3339 writes it.
-pub(super) fn time(milliseconds: i64) -> String {
+pub fn time(milliseconds: i64) -> String {
     Timestamp::from_millisecond(milliseconds).unwrap_or_default().to_string()
 }
 
@@ -669,7 +669,7 @@ pub struct Problem {
 /// The problems that every call may answer.
 #[derive(IntoResponses)]
 #[expect(dead_code, reason = "describes responses")]
-pub(super) enum CommonProblems {
+pub enum CommonProblems {
     /// The request cannot be read
     #[response(status = 400, content_type = "application/problem+json")]
     Malformed(Problem),
@@ -741,7 +741,7 @@ impl Problem {
     }
 
     /// A rule that is not there.
-    pub(super) fn no_rule(id: &str) -> Self {
+    pub fn no_rule(id: &str) -> Self {
         Self::not_found(format!("no rule has the id '{}'", ratelease_rules::excerpt(id)))
     }
 
@@ -756,7 +756,7 @@ impl Problem {
     }
 
     /// A publication that was repeated too often, because others published meanwhile.
-    pub(crate) fn raced() -> Self {
+    pub fn raced() -> Self {
         let detail = "others published again and again meanwhile; nothing was written. Try again";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail)
     }

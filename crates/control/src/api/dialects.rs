@@ -116,10 +116,10 @@ fn window_seconds() -> u32 {
 /// Describes the calls.
 #[derive(OpenApi)]
 #[openapi(paths(read_policy, write_policy, list, create, read, change, remove))]
-pub(super) struct Calls;
+pub struct Calls;
 
 /// The calls.
-pub(super) fn calls() -> Router<Arc<App>> {
+pub fn calls() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/policies/{id}", get(read_policy).put(write_policy))
         .route("/api/v1/policies/{id}", get(read_policy).put(write_policy))

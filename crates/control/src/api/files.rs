@@ -85,10 +85,10 @@ struct ExportQuery {
 /// Describes the calls.
 #[derive(OpenApi)]
 #[openapi(paths(import, export, differences))]
-pub(super) struct Calls;
+pub struct Calls;
 
 /// The calls about whole domains.
-pub(super) fn long_calls() -> Router<Arc<App>> {
+pub fn long_calls() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/import", post(import))
         .route("/v1/export", get(export))

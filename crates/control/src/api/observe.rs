@@ -79,10 +79,10 @@ struct Health {
 /// Describes the calls.
 #[derive(OpenApi)]
 #[openapi(paths(domains, token, pods, fleet, audit, health, metrics))]
-pub(super) struct Calls;
+pub struct Calls;
 
 /// The calls.
-pub(super) fn calls() -> Router<Arc<App>> {
+pub fn calls() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/domains", get(domains))
         .route("/v1/pods", get(pods))
@@ -92,7 +92,7 @@ pub(super) fn calls() -> Router<Arc<App>> {
 }
 
 /// What needs no token.
-pub(super) fn probes() -> Router<Arc<App>> {
+pub fn probes() -> Router<Arc<App>> {
     Router::new().route("/healthz", get(health)).route("/metrics", get(metrics))
 }
 

@@ -34,14 +34,14 @@ use crate::work::heavy;
 
 /// Attempts to publish. Publishers wait for each other, so that a further one is needed only where
 /// a lock was lost, or a draft changed between two reads.
-pub(crate) const ATTEMPTS_MAX: usize = 5;
+pub const ATTEMPTS_MAX: usize = 5;
 
 /// Which domains to check or publish.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Selection {
+pub struct Selection {
     /// These domains; by default those with changes that the token may use.
-    pub(super) domains: Option<Vec<String>>,
+    pub domains: Option<Vec<String>>,
 }
 
 /// A dry run: what publishing would do.
@@ -81,15 +81,15 @@ struct VersionList {
 /// Describes the calls.
 #[derive(OpenApi)]
 #[openapi(paths(check, publish, rollback, versions))]
-pub(super) struct Calls;
+pub struct Calls;
 
 /// The calls.
-pub(super) fn calls() -> Router<Arc<App>> {
+pub fn calls() -> Router<Arc<App>> {
     Router::new().route("/v1/versions", get(versions))
 }
 
 /// The calls about whole domains.
-pub(super) fn long_calls() -> Router<Arc<App>> {
+pub fn long_calls() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/check", post(check))
         .route("/v1/publish", post(publish))
@@ -220,14 +220,14 @@ async fn versions(
 
 /// Hides the control plane's reason for a roll back from a token that is for some domains: it names
 /// domains and their hits.
-pub(super) fn hide_reason(caller: &Caller, author: &str, reason: &mut String) {
+pub fn hide_reason(caller: &Caller, author: &str, reason: &mut String) {
     if caller.domains().is_some() && author == ROLLBACK_AUTHOR {
         "chosen pods denied too much".clone_into(reason);
     }
 }
 
 /// What a version published.
-pub(super) async fn published_hashes(
+pub async fn published_hashes(
     app: &App,
     version: i64,
 ) -> Result<BTreeMap<String, String>, Problem> {
@@ -256,7 +256,7 @@ fn named_domains(
     }))
 }
 
-pub(super) async fn check_drafts(
+pub async fn check_drafts(
     app: &App,
     caller: &Caller,
     selection: Selection,
@@ -286,7 +286,7 @@ pub(super) async fn check_drafts(
 }
 
 /// The published rules of the domains of these drafts, in their order.
-pub(super) async fn published(app: &App, drafts: &[Document]) -> Result<Vec<Document>, Problem> {
+pub async fn published(app: &App, drafts: &[Document]) -> Result<Vec<Document>, Problem> {
     let mut hashes = published_hashes(app, i64::MAX).await?;
     let mut documents = Vec::new();
     for draft in drafts {
@@ -339,7 +339,7 @@ async fn former_documents(
 
 /// What was published.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct Published {
+pub struct Published {
     /// The version in force: a new one, unless nothing differed.
     version: i64,
     /// The domains that it changes.
@@ -348,24 +348,24 @@ pub(crate) struct Published {
 
 /// Texts that pods accept together with all others that are published.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Approved {
+pub struct Approved {
     /// The version that the others are of.
     version: i64,
 }
 
 /// Drafts that were compiled.
 #[derive(Debug)]
-pub(super) struct Checked {
-    pub(super) texts: Vec<PublishedText>,
-    pub(super) documents: Vec<Document>,
-    pub(super) warnings: Vec<FieldFault>,
+pub struct Checked {
+    pub texts: Vec<PublishedText>,
+    pub documents: Vec<Document>,
+    pub warnings: Vec<FieldFault>,
 }
 
 /// One domain may need this part of a pod's memory, or the part that it has of the published bytes.
 const DOMAIN_PARTS: usize = 4;
 
 /// Compiles documents. A domain that needs more than its part of a pod's memory has a fault.
-pub(super) async fn compile_all(
+pub async fn compile_all(
     app: &App,
     documents: Vec<Document>,
     changed: Vec<i64>,
@@ -386,13 +386,13 @@ pub(super) async fn compile_all(
 }
 
 /// The part of a pod's memory for rules that one domain may need, or all domains of a token.
-pub(crate) fn domain_memory(app: &App) -> usize {
+pub fn domain_memory(app: &App) -> usize {
     let parts = app.settings.push_bytes_max / app.settings.domain_bytes_max.max(1);
     memory_for_rules(app.settings.pod_memory) / parts.clamp(1, DOMAIN_PARTS)
 }
 
 /// What makes the drafts of their domains these documents. Compared before the transaction.
-pub(crate) async fn replacements(
+pub async fn replacements(
     app: &App,
     documents: &Arc<Vec<Document>>,
 ) -> Result<Vec<Replacement>, Problem> {
@@ -408,7 +408,7 @@ pub(crate) async fn replacements(
 }
 
 /// Reads a text that was published.
-pub(super) async fn read_text(text: String) -> Result<Document, Problem> {
+pub async fn read_text(text: String) -> Result<Document, Problem> {
     let source = Source { name: "published".into(), text: text.into_bytes() };
     let read = heavy(move |_| read(&[source])).await?;
     let mut documents = read.map_err(|_| {
@@ -423,7 +423,7 @@ pub(super) async fn read_text(text: String) -> Result<Document, Problem> {
 ///
 /// # Errors
 /// Refuses what pods would refuse, and domains of a rollout that is under way.
-pub(crate) async fn approve(
+pub async fn approve(
     app: &App,
     callers: &[Caller],
     texts: &[PublishedText],
@@ -462,7 +462,7 @@ pub(crate) async fn approve(
 /// Publishes texts that were approved, and notes that in the audit log. `None` if another version
 /// was published since: then the set of all domains is not the one that was compiled. Each step of
 /// a rollout is a version too.
-pub(crate) async fn publish_texts(
+pub async fn publish_texts(
     write: &mut Write,
     texts: &[PublishedText],
     restores: Option<i64>,
@@ -574,7 +574,7 @@ async fn check_overlay(
 ///
 /// # Errors
 /// Refuses what these pods would refuse.
-pub(super) async fn approve_rollout(
+pub async fn approve_rollout(
     app: &App,
     caller: &Caller,
     texts: &[(PublishedText, PublishedText)],
@@ -592,7 +592,7 @@ pub(super) async fn approve_rollout(
 ///
 /// # Errors
 /// Refuses what pods would refuse.
-pub(super) async fn approve_end(
+pub async fn approve_end(
     app: &App,
     caller: &Caller,
     rollout: &Rollout,
@@ -635,7 +635,7 @@ fn refuse_rolled_out(open: &Rollout, texts: &[PublishedText]) -> Result<(), Prob
 }
 
 /// Why `what` is refused while a rollout is under way.
-pub(super) fn under_way(open: &Rollout, what: &str) -> Problem {
+pub fn under_way(open: &Rollout, what: &str) -> Problem {
     let id = open.id;
     let detail = format!(
         "{what} has to wait: the rollout {id} is under way. Advance it to all with \
@@ -788,7 +788,7 @@ async fn memory_of(domains: Arc<Domains>) -> Result<usize, Problem> {
 }
 
 /// Refuses to publish a change of a domain that has other changes.
-pub(super) fn unpublished_changes(domain: &str) -> Problem {
+pub fn unpublished_changes(domain: &str) -> Problem {
     let domain = ratelease_rules::excerpt(domain);
     let detail = format!(
         "the draft of '{domain}' has other changes that are not published, which would be \
@@ -801,7 +801,7 @@ pub(super) fn unpublished_changes(domain: &str) -> Problem {
 
 impl Approved {
     /// Whether nothing was published since, so that the texts are those that were compiled.
-    pub(super) async fn is_current(self, write: &mut Write) -> Result<bool, Problem> {
+    pub async fn is_current(self, write: &mut Write) -> Result<bool, Problem> {
         Ok(write.last_version().await? == self.version)
     }
 }
@@ -810,7 +810,7 @@ impl Approved {
 
 impl Checked {
     /// Identifies the drafts.
-    pub(super) fn etag(&self) -> String {
+    pub fn etag(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for text in &self.texts {
             hasher.update(text.domain.as_bytes());

@@ -63,10 +63,10 @@ struct RuleSets {
 /// Describes the calls.
 #[derive(OpenApi)]
 #[openapi(paths(replay))]
-pub(super) struct Calls;
+pub struct Calls;
 
 /// The calls about whole domains.
-pub(super) fn long_calls() -> Router<Arc<App>> {
+pub fn long_calls() -> Router<Arc<App>> {
     Router::new().route("/v1/replay", post(replay))
 }
 

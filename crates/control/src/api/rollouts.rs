@@ -50,15 +50,15 @@ struct StepTaken {
 /// Describes the calls.
 #[derive(OpenApi)]
 #[openapi(paths(begin, list, read, advance, abort))]
-pub(super) struct Calls;
+pub struct Calls;
 
 /// The calls.
-pub(super) fn calls() -> Router<Arc<App>> {
+pub fn calls() -> Router<Arc<App>> {
     Router::new().route("/v1/rollouts/{id}", get(read))
 }
 
 /// The calls about whole domains.
-pub(super) fn long_calls() -> Router<Arc<App>> {
+pub fn long_calls() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/rollouts", get(list).post(begin))
         .route("/v1/rollouts/{id}/advance", post(advance))
@@ -543,7 +543,7 @@ struct HitView {
 }
 
 /// Whether a token may see a rollout: it may use one of its domains.
-pub(super) fn is_seen_by(caller: &Caller, rollout: &Rollout) -> bool {
+pub fn is_seen_by(caller: &Caller, rollout: &Rollout) -> bool {
     rollout.domains.iter().any(|it| caller.may_use(&it.domain))
 }
 

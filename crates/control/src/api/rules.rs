@@ -114,10 +114,10 @@ struct RuleList {
 /// Describes the calls.
 #[derive(OpenApi)]
 #[openapi(paths(list, create, read, change, remove, history))]
-pub(super) struct Calls;
+pub struct Calls;
 
 /// The calls.
-pub(super) fn calls() -> Router<Arc<App>> {
+pub fn calls() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/rules", get(list).post(create))
         .route("/v1/rules/{id}", get(read).put(change).delete(remove))
@@ -331,7 +331,7 @@ fn position(cursor: &str) -> Result<RulePosition, Problem> {
 
 /// Compiles a rule alone, under the defaults of its domain. What it contradicts in other rules is
 /// found when the domain is checked.
-pub(super) async fn check(app: &App, domain: &str, record: &Record) -> Result<(), Problem> {
+pub async fn check(app: &App, domain: &str, record: &Record) -> Result<(), Problem> {
     let misplaced = STRUCTURE
         .into_iter()
         .filter(|name| record.settings.contains_key(*name))
@@ -441,17 +441,17 @@ impl From<StoredRule> for RuleView {
 
 /// What a change does with the rules of its domain.
 #[derive(Debug, Default)]
-pub(super) struct Edit {
+pub struct Edit {
     /// The rules that are removed.
-    pub(super) remove: Vec<StoredRule>,
+    pub remove: Vec<StoredRule>,
     /// The rule that has the entries of `put` already, and keeps its place.
-    pub(super) present: Option<StoredRule>,
+    pub present: Option<StoredRule>,
     /// The rule that is added or changed.
-    pub(super) put: Option<Record>,
+    pub put: Option<Record>,
 }
 
 /// A change of one domain.
-pub(super) trait Change: Sync {
+pub trait Change: Sync {
     /// Decides what to do, by the rules that `write` sees.
     fn edit(&self, write: &mut Write) -> impl Future<Output = Result<Edit, Problem>> + Send;
 
@@ -475,7 +475,7 @@ struct Prepared {
 /// # Errors
 /// Refuses what [`Change::edit`] refuses, what the compiler refuses, and to publish a domain that
 /// has other changes.
-pub(super) async fn make(
+pub async fn make(
     app: &App,
     call: &WriteCall,
     domain: &str,

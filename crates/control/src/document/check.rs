@@ -31,7 +31,7 @@ impl FieldFault {
     }
 
     /// A fault of all rules of a domain.
-    pub(crate) fn of_rules(domain: &str, message: String) -> Self {
+    pub fn of_rules(domain: &str, message: String) -> Self {
         Self { domain: Some(domain.to_owned()), ..Self::of("descriptors", message) }
     }
 }

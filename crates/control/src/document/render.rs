@@ -26,11 +26,11 @@ pub struct Rendered {
 
 /// Which field a line is from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Line {
+pub struct Line {
     /// The index of the record, if it is from one.
-    pub(super) record: Option<usize>,
+    pub record: Option<usize>,
     /// The field, as in `rate_limit.unit`.
-    pub(super) field: String,
+    pub field: String,
 }
 
 /// A node of the tree that the records describe.
@@ -58,7 +58,7 @@ pub fn render(document: &Document) -> Rendered {
 }
 
 /// The first line of the text of each document of this domain.
-pub(super) fn domain_line(domain: &str) -> String {
+pub fn domain_line(domain: &str) -> String {
     format!("domain: {}\n", scalar(domain))
 }
 
@@ -73,7 +73,7 @@ struct Writer<'d> {
 
 impl Rendered {
     /// The origin of a line, counted from 1.
-    pub(super) fn line(&self, number: u32) -> Option<&Line> {
+    pub fn line(&self, number: u32) -> Option<&Line> {
         self.lines.get(usize::try_from(number).ok()?.checked_sub(1)?)
     }
 }

@@ -25,7 +25,7 @@ use super::status::Status;
 
 /// Objects of a page of the list, each of which may have 1.5 MiB; and events that wait.
 const PAGE: u32 = 25;
-pub(super) const EVENTS_MAX: usize = 16;
+pub const EVENTS_MAX: usize = 16;
 
 /// Maximum time of a call of the API server, and of a watch, which it then ends.
 const CALL_MAX: Duration = Duration::from_secs(20);
@@ -61,7 +61,7 @@ impl From<kube::Error> for Lost {
 }
 
 /// What the API server says.
-pub(super) enum Event {
+pub enum Event {
     /// A list begins, of all objects.
     Begun,
     /// An object: of the list until that is complete, and then one that was added or has changed.
@@ -76,7 +76,7 @@ pub(super) enum Event {
 }
 
 /// The kind of the objects.
-pub(super) fn resource() -> ApiResource {
+pub fn resource() -> ApiResource {
     ApiResource {
         group: "ratelease.io".to_owned(),
         version: "v1alpha1".to_owned(),
@@ -109,7 +109,7 @@ struct PageMeta {
 /// Lists and watches the objects, and sends an event for each change until the receiver is gone. A
 /// notification of `list_again` has it list all objects again. While the API server is away, it
 /// repeats its request at intervals.
-pub(super) async fn watch(client: Client, events: mpsc::Sender<Event>, list_again: Arc<Notify>) {
+pub async fn watch(client: Client, events: mpsc::Sender<Event>, list_again: Arc<Notify>) {
     let mut version = None;
     let mut pause = PAUSE;
     while !events.is_closed() {
@@ -227,7 +227,7 @@ fn is_unreadable(error: &kube::Error) -> bool {
 
 /// Writes statuses one after the other, with a pause between two. One that fails is written again
 /// when it is compared again.
-pub(super) async fn write_statuses(client: Client, mut waiting: mpsc::Receiver<(Key, Status)>) {
+pub async fn write_statuses(client: Client, mut waiting: mpsc::Receiver<(Key, Status)>) {
     let mut pause = interval(STATUS_PAUSE);
     pause.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while let Some((key, status)) = waiting.recv().await {

@@ -25,20 +25,20 @@ const SPEC_BYTES_MAX: usize = 512 << 10;
 /// An object as the API server has it. What is in it is read for each object alone, so that one
 /// that cannot be read is its own fault; what is not named is skipped, however deep it is.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct ApiObject {
-    pub(super) metadata: Meta,
+pub struct ApiObject {
+    pub metadata: Meta,
     spec: Option<Box<RawValue>>,
-    pub(super) status: Option<Box<RawValue>>,
+    pub status: Option<Box<RawValue>>,
 }
 
 /// What is needed of its metadata.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Meta {
+pub struct Meta {
     namespace: String,
     name: String,
     uid: String,
-    pub(super) resource_version: String,
+    pub resource_version: String,
     generation: i64,
     creation_timestamp: Option<Time>,
 }
@@ -52,55 +52,55 @@ struct Named {
 
 /// The name of an object: `NAMESPACE/NAME`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Key {
-    pub(super) namespace: String,
-    pub(super) name: String,
+pub struct Key {
+    pub namespace: String,
+    pub name: String,
 }
 
 /// An object.
 #[derive(Debug, Clone)]
-pub(super) struct Object {
-    pub(super) key: Key,
+pub struct Object {
+    pub key: Key,
     /// Tells it from an earlier one of its name.
-    pub(super) uid: String,
+    pub uid: String,
     /// When it was created, in seconds of Unix time. The older of two comes first.
-    pub(super) created: i64,
+    pub created: i64,
     /// Changes with each change of its spec.
-    pub(super) generation: i64,
+    pub generation: i64,
     /// The domain that it defines.
-    pub(super) domain: String,
+    pub domain: String,
     /// Its rules, unless they have faults.
-    pub(super) rules: Result<Rules, Faults>,
+    pub rules: Result<Rules, Faults>,
     /// The status that the API server has.
-    pub(super) status: Status,
+    pub status: Status,
 }
 
 /// The rules of an object, which the compiler accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Rules {
+pub struct Rules {
     /// The rule file as it is published.
-    pub(super) text: String,
+    pub text: String,
     /// The hash by which the text is known; `None` if the file has no rules.
-    pub(super) hash: Option<String>,
-    pub(super) count: usize,
+    pub hash: Option<String>,
+    pub count: usize,
 }
 
 /// What is wrong with an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Faults {
+pub struct Faults {
     /// The first ones.
-    pub(super) shown: Vec<PlacedFault>,
+    pub shown: Vec<PlacedFault>,
     /// Number of all.
-    pub(super) count: usize,
+    pub count: usize,
 }
 
 /// A fault, and where it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct PlacedFault {
+pub struct PlacedFault {
     /// The field, as in `spec.descriptors[0].rate_limit.unit`.
-    pub(super) field: String,
+    pub field: String,
     /// What is wrong, then what was expected.
-    pub(super) message: String,
+    pub message: String,
 }
 
 impl fmt::Display for Key {
@@ -112,7 +112,7 @@ impl fmt::Display for Key {
 // === impl Key ===
 
 impl Key {
-    pub(super) fn of(object: &ApiObject) -> Self {
+    pub fn of(object: &ApiObject) -> Self {
         let Meta { namespace, name, .. } = object.metadata.clone();
         Self { namespace, name }
     }
@@ -123,7 +123,7 @@ impl Key {
 impl Object {
     /// Reads an object. Its rules may need up to `memory` bytes of a pod. Takes some 100 ms for the
     /// largest ones.
-    pub(super) fn read(object: &ApiObject, memory: usize) -> Self {
+    pub fn read(object: &ApiObject, memory: usize) -> Self {
         let spec = object.spec.as_deref().map_or("{}", RawValue::get);
         let meta = &object.metadata;
         let domain = domain(spec);
@@ -142,29 +142,29 @@ impl Object {
     }
 
     /// Whether it has the spec of this object of the API server: then only the status may differ.
-    pub(super) fn is_of(&self, object: &ApiObject) -> bool {
+    pub fn is_of(&self, object: &ApiObject) -> bool {
         let meta = &object.metadata;
         meta.uid == self.uid && meta.generation == self.generation
     }
 
     /// Whether it has the spec that this one has.
-    pub(super) fn has_spec_of(&self, other: &Self) -> bool {
+    pub fn has_spec_of(&self, other: &Self) -> bool {
         (&self.uid, self.generation) == (&other.uid, other.generation)
     }
 
     /// Whether what it publishes takes less room than what `former` did.
-    pub(super) fn takes_less_than(&self, former: &Self) -> bool {
+    pub fn takes_less_than(&self, former: &Self) -> bool {
         self.rules.is_ok() && self.bytes_of_rules() < former.bytes_of_rules()
     }
 
     /// Bytes of what it publishes.
-    pub(super) fn bytes_of_rules(&self) -> usize {
+    pub fn bytes_of_rules(&self) -> usize {
         let rules = self.rules.as_ref().map_or(0, |rules| rules.text.len());
         self.domain.len() + rules
     }
 
     /// Bytes that it keeps in memory, but for a fixed number.
-    pub(super) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         let faults = self.rules.as_ref().err().map_or(0, |it| bytes_of_faults(&it.shown));
         self.bytes_of_rules() + faults + self.status.bytes()
     }
@@ -174,7 +174,7 @@ impl Object {
 
 impl Faults {
     /// So many faults, of which the first ones are kept, and no further ones are made.
-    pub(super) fn new(count: usize, faults: impl Iterator<Item = PlacedFault>) -> Self {
+    pub fn new(count: usize, faults: impl Iterator<Item = PlacedFault>) -> Self {
         let shown = faults.take(FAULTS_MAX).map(|mut fault| {
             cut(&mut fault.field, PLACE_BYTES_MAX);
             cut(&mut fault.message, MESSAGE_BYTES_MAX);
@@ -183,14 +183,14 @@ impl Faults {
         Self { shown: shown.collect(), count }
     }
 
-    pub(super) fn one(field: &str, message: impl Into<String>) -> Self {
+    pub fn one(field: &str, message: impl Into<String>) -> Self {
         let fault = PlacedFault { field: field.to_owned(), message: message.into() };
         Self::new(1, [fault].into_iter())
     }
 }
 
 /// Bytes that faults keep in memory.
-pub(super) fn bytes_of_faults(faults: &[PlacedFault]) -> usize {
+pub fn bytes_of_faults(faults: &[PlacedFault]) -> usize {
     let texts: usize = faults.iter().map(|it| it.field.len() + it.message.len()).sum();
     texts + size_of_val(faults)
 }

@@ -16,7 +16,7 @@ use crate::store::DraftDomain;
 
 /// What is to be said of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub enum Verdict {
     /// It defines its domain, and is published.
     Published,
     /// It defines its domain, and is about to be published.
@@ -33,19 +33,19 @@ pub(super) enum Verdict {
 
 /// What is to be done with a domain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Change {
-    pub(super) domain: String,
+pub struct Change {
+    pub domain: String,
     /// The object that defines it from then on; `None` if none does.
-    pub(super) by: Option<Key>,
+    pub by: Option<Key>,
     /// The namespace whose share of the pods' memory it takes: that of the object.
-    pub(super) namespace: String,
+    pub namespace: String,
 }
 
 /// What follows from objects and domains.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
-    pub(super) changes: Vec<Change>,
-    pub(super) verdicts: BTreeMap<Key, Verdict>,
+pub struct Plan {
+    pub changes: Vec<Change>,
+    pub verdicts: BTreeMap<Key, Verdict>,
 }
 
 /// Whether objects of this namespace may define this domain.
@@ -56,7 +56,7 @@ fn may_define(namespace: &str, domain: &str, any_domain: &BTreeSet<String>) -> b
 }
 
 /// Compares all objects with the domains of the database.
-pub(super) fn plan(
+pub fn plan(
     objects: &BTreeMap<Key, Object>,
     domains: &BTreeMap<String, DraftDomain>,
     any_domain: &BTreeSet<String>,
@@ -85,7 +85,7 @@ pub(super) fn plan(
 }
 
 /// The namespace of an owner as the database has it.
-pub(super) fn namespace_of(owner: &str) -> &str {
+pub fn namespace_of(owner: &str) -> &str {
     owner.split_once('/').map_or(owner, |(namespace, _)| namespace)
 }
 

@@ -18,32 +18,32 @@ const STATUS_BYTES_MAX: usize = 64 << 10;
 /// A status.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Status {
+pub struct Status {
     /// The generation of the object that this is about.
-    pub(super) observed_generation: i64,
+    pub observed_generation: i64,
     /// The version of the control plane that has the rules of the domain; 0 for none.
-    pub(super) version: i64,
+    pub version: i64,
     /// The pods that get the domain.
-    pub(super) pods: PodCount,
+    pub pods: PodCount,
     /// `Accepted`: whether the rules are published. `Programmed`: whether all pods have them.
-    pub(super) conditions: Vec<Condition>,
+    pub conditions: Vec<Condition>,
     /// The faults of the rules, at most 20.
-    pub(super) faults: Vec<PlacedFault>,
+    pub faults: Vec<PlacedFault>,
 }
 
 /// Streams of pods that get a domain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct PodCount {
+pub struct PodCount {
     /// Those that run the version, or a later one.
-    pub(super) current: usize,
+    pub current: usize,
     /// All.
-    pub(super) connected: usize,
+    pub connected: usize,
 }
 
 /// The versions that pods run, by the domains that they get.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Pods {
+pub struct Pods {
     /// Of pods that get all domains, in order.
     all: Vec<i64>,
     /// Of those that are limited to some.
@@ -52,10 +52,10 @@ pub(super) struct Pods {
 
 /// What a status follows from, besides its object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Basis {
-    pub(super) verdict: Verdict,
+pub struct Basis {
+    pub verdict: Verdict,
     /// Why its publication was refused.
-    pub(super) refused: Option<String>,
+    pub refused: Option<String>,
     /// The version that has what is in force of it; 0 for none.
     version: i64,
     pods: PodCount,
@@ -71,7 +71,7 @@ struct Said(bool, &'static str, String);
 impl Pods {
     /// Counts the streams that carry rules. A pod may have two, of one type each, of which one is
     /// empty: those of one node and address count once, by the later version.
-    pub(super) fn new(rows: &[PodRow]) -> Self {
+    pub fn new(rows: &[PodRow]) -> Self {
         let mut pods: HashMap<(&str, &str, &str), &PodRow> = HashMap::new();
         for row in rows {
             let one = pods.entry((&row.replica, &row.node, &row.peer)).or_insert(row);
@@ -105,7 +105,7 @@ impl Pods {
 // === impl Basis ===
 
 impl Basis {
-    pub(super) fn new(
+    pub fn new(
         object: &Object,
         verdict: &Verdict,
         refused: Option<&str>,
@@ -138,14 +138,14 @@ impl Basis {
 
 impl Status {
     /// The status that an object has; an empty one if it has none that can be read.
-    pub(super) fn of_object(object: &ApiObject) -> Self {
+    pub fn of_object(object: &ApiObject) -> Self {
         let text = object.status.as_ref().map(|it| it.get());
         let text = text.filter(|it| it.len() <= STATUS_BYTES_MAX);
         text.and_then(|it| serde_json::from_str(it).ok()).unwrap_or_default()
     }
 
     /// Bytes that it keeps in memory, but for a fixed number.
-    pub(super) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         let texts =
             |it: &Condition| it.type_.len() + it.status.len() + it.reason.len() + it.message.len();
         self.conditions.iter().map(texts).sum::<usize>()
@@ -155,7 +155,7 @@ impl Status {
 
     /// What is to be said of an object. Conditions that say what they said in `former` keep the time
     /// of that.
-    pub(super) fn new(object: &Object, basis: &Basis, former: &Self, now: Timestamp) -> Self {
+    pub fn new(object: &Object, basis: &Basis, former: &Self, now: Timestamp) -> Self {
         let Basis { verdict, refused, version, pods, is_pushed } = basis;
         let (version, pods) = (*version, *pods);
         let accepted = accepted(object, verdict, refused.as_deref());
@@ -198,7 +198,7 @@ impl Status {
     }
 
     /// Whether only numbers of pods and texts differ, and what they mean for the object does not.
-    pub(super) fn differs_in_numbers_alone(&self, other: &Self) -> bool {
+    pub fn differs_in_numbers_alone(&self, other: &Self) -> bool {
         let meaning = |of: &Self| -> Vec<_> {
             let conditions = of.conditions.iter();
             conditions.map(|it| (it.status.clone(), it.reason.clone())).collect()

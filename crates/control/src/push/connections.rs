@@ -26,8 +26,8 @@ const MESSAGES_OWED_MAX: u32 = 16;
 
 /// What a stream knows of its connection.
 #[derive(Debug, Clone)]
-pub(super) struct ConnectedPod {
-    pub(super) client: Client,
+pub struct ConnectedPod {
+    pub client: Client,
     shared: Arc<Shared>,
 }
 
@@ -50,7 +50,7 @@ struct MessageBudget {
 // === impl ConnectedPod ===
 
 impl ConnectedPod {
-    pub(super) fn new(client: Client) -> Self {
+    pub fn new(client: Client) -> Self {
         let shared = Shared {
             certified: OnceLock::new(),
             node: OnceLock::new(),
@@ -61,7 +61,7 @@ impl ConnectedPod {
     }
 
     /// The nodes that its certificate is for; none without TLS.
-    pub(super) fn certified(&self, selection: &Selection) -> Arc<CertifiedNodes> {
+    pub fn certified(&self, selection: &Selection) -> Arc<CertifiedNodes> {
         let of = || self.client.certificate.as_ref().map(|it| selection.certified_by(it));
         Arc::clone(self.shared.certified.get_or_init(|| Arc::new(of().unwrap_or_default())))
     }
@@ -69,7 +69,7 @@ impl ConnectedPod {
     /// Identifies the pod by what it cannot choose: its certificate and its address. All clients of
     /// a proxy on this machine have an address of loopback, so that there the id of its node, which
     /// is the pod's own word, counts too: the first one of the connection.
-    pub(super) fn identity<'p>(&'p self, node: &str) -> impl Hash + use<'p> {
+    pub fn identity<'p>(&'p self, node: &str) -> impl Hash + use<'p> {
         let Client { address, certificate, .. } = &self.client;
         let first = || self.shared.node.get_or_init(|| blake3::hash(node.as_bytes()));
         let node = address.ip().is_loopback().then(first);
@@ -78,7 +78,7 @@ impl ConnectedPod {
 
     /// Reads the next message of a stream, once the budget of the connection allows one. `None` at
     /// the end of the stream. Cancel safe: a message is counted when it is returned.
-    pub(super) async fn message<M>(&self, stream: &mut Streaming<M>) -> Option<M> {
+    pub async fn message<M>(&self, stream: &mut Streaming<M>) -> Option<M> {
         loop {
             let wait = self.shared.messages.lock().wait(self.shared.clock.now());
             if wait.is_zero() {
@@ -92,7 +92,7 @@ impl ConnectedPod {
     }
 
     /// Notes that a response is sent, which permits messages.
-    pub(super) fn note_response(&self) {
+    pub fn note_response(&self) {
         self.shared.messages.lock().note_response();
     }
 }

@@ -33,7 +33,7 @@ const WINDOW_SECONDS: u64 = 60;
 /// Maximum number of domains and of keys of one pod, and of texts of a key in bytes: with those of
 /// as many pods as there are connections some 90 MB.
 const DOMAINS_OF_POD_MAX: usize = 64;
-pub(super) const KEYS_OF_POD_MAX: usize = 10;
+pub const KEYS_OF_POD_MAX: usize = 10;
 const TEXT_BYTES_MAX: usize = 160;
 
 /// Bytes of the hash of a key: 128 bits in base 64.
@@ -62,7 +62,7 @@ struct Shared {
 
 /// A pod that reports, until this is dropped.
 #[derive(Debug)]
-pub(super) struct FleetPod {
+pub struct FleetPod {
     fleet: Fleet,
     number: u64,
     report: Arc<Mutex<PodReport>>,
@@ -82,7 +82,7 @@ struct PodReport {
 
 /// A hot key of a pod.
 #[derive(Debug, Clone)]
-pub(super) struct HotKey {
+pub struct HotKey {
     domain: Box<str>,
     key: Box<str>,
     rule: Box<str>,
@@ -92,7 +92,7 @@ pub(super) struct HotKey {
 
 /// What pods deny. A token for some domains sees these.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub(crate) struct FleetView {
+pub struct FleetView {
     /// Domains, that with the largest denied share first.
     domains: Vec<DomainView>,
     /// Keys, the hottest first.
@@ -169,7 +169,7 @@ impl Default for Fleet {
 
 impl Fleet {
     /// Adds the pod of a node at an address.
-    pub(super) fn add(&self, node: &str, peer: &str) -> FleetPod {
+    pub fn add(&self, node: &str, peer: &str) -> FleetPod {
         let pod = BusiestPod { node: shown(node).into(), peer: peer.to_owned(), hits: 0 };
         let report = PodReport { pod, ..PodReport::default() };
         let report = Arc::new(Mutex::new(report));
@@ -200,11 +200,7 @@ impl Fleet {
 
 impl FleetPod {
     /// Takes a report: what was counted since the one before, and the hottest keys.
-    pub(super) fn take<'d>(
-        &self,
-        domains: impl Iterator<Item = (&'d str, HitCount)>,
-        keys: Vec<HotKey>,
-    ) {
+    pub fn take<'d>(&self, domains: impl Iterator<Item = (&'d str, HitCount)>, keys: Vec<HotKey>) {
         let second = self.fleet.second();
         self.report.lock().take(domains, keys, second);
         self.fleet.0.changed.notify_one();
@@ -282,7 +278,7 @@ impl PodReport {
 impl HotKey {
     /// A key of a domain: its hash, the path of its rule and its entries, each on a line. `None` if
     /// it has no hash.
-    pub(super) fn read(domain: &str, text: &str, count: HitCount) -> Option<Self> {
+    pub fn read(domain: &str, text: &str, count: HitCount) -> Option<Self> {
         let mut lines = text.splitn(3, '\n');
         let key = lines.next().filter(|it| is_hash(it))?.into();
         let rule = shown(lines.next().unwrap_or_default());
@@ -309,11 +305,7 @@ impl FleetView {
     /// What the replicas wrote together, of the domains that `is_seen` has: at most `limit` of them,
     /// and as many keys. What a replica of another release wrote, and this one cannot read, is left
     /// out.
-    pub(crate) fn of_replicas(
-        texts: &[String],
-        is_seen: impl Fn(&str) -> bool,
-        limit: usize,
-    ) -> Self {
+    pub fn of_replicas(texts: &[String], is_seen: impl Fn(&str) -> bool, limit: usize) -> Self {
         let mut sums = Sums::default();
         for text in texts {
             let Self { domains, keys } = serde_json::from_str(text).unwrap_or_default();

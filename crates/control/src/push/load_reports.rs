@@ -65,7 +65,7 @@ const SHADOW: &str = "shadow";
 
 /// A report of LRS.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct LoadStatsRequest {
+pub struct LoadStatsRequest {
     #[prost(message, optional, tag = "1")]
     node: Option<Node>,
     #[prost(message, repeated, tag = "2")]
@@ -105,7 +105,7 @@ struct DroppedRequests {
 }
 
 /// What a `LoadStatsRequest` takes in memory.
-pub(super) static REPORT_SHAPE: Shape = Shape(&[
+pub static REPORT_SHAPE: Shape = Shape(&[
     Field { number: 1, item: 0, of: &NODE_SHAPE },
     Field { number: 2, item: size_of::<ClusterStats>(), of: &STATS_SHAPE },
 ]);
@@ -145,7 +145,7 @@ impl PodServer {
     ///
     /// # Errors
     /// Fails if the request names no connection, which does not happen.
-    pub(super) fn open_reports(
+    pub fn open_reports(
         &self,
         request: Request<Streaming<LoadStatsRequest>>,
     ) -> Result<BoxStream<'static, Result<LoadStatsResponse, Status>>, Status> {
@@ -481,12 +481,12 @@ impl Default for RolloutCounts {
 
 impl RolloutCounts {
     /// Number of reports that were counted so far.
-    pub(crate) fn reports(&self) -> u64 {
+    pub fn reports(&self) -> u64 {
         self.0.reports.load(Ordering::Relaxed)
     }
 
     /// Number of rollouts that this process rolled back.
-    pub(crate) fn rollbacks(&self) -> u64 {
+    pub fn rollbacks(&self) -> u64 {
         self.0.rollbacks.load(Ordering::Relaxed)
     }
 
@@ -645,13 +645,13 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// Waits for the database, [`LOOK_MAX`] at most.
-pub(super) async fn in_time<T>(reply: impl Future<Output = StoreResult<T>>) -> StoreResult<T> {
+pub async fn in_time<T>(reply: impl Future<Output = StoreResult<T>>) -> StoreResult<T> {
     let reply = timeout(LOOK_MAX, reply).await;
     reply.unwrap_or_else(|_| Err(StoreError::Unavailable(format!("silent for {LOOK_MAX:?}"))))
 }
 
 /// The author of steps that the control plane takes.
-pub(crate) const AUTHOR: &str = "rollout";
+pub const AUTHOR: &str = "rollout";
 
 /// Writes what pods report, and rolls back. While the database is away the counts wait here; the
 /// bound is looked at when it is back, with the hits that are recent then. Does not return.

@@ -40,30 +40,30 @@ pub struct PublishedSet {
     /// What chosen pods have instead, while a rollout is under way.
     pub rollout: Option<Arc<PublishedRollout>>,
     /// The last version that changed each domain, also of domains that were removed.
-    pub(crate) changed: BTreeMap<String, i64>,
+    pub changed: BTreeMap<String, i64>,
     /// The last rollout that has ended, with the version that ended it.
-    pub(crate) ended: Option<Arc<PublishedRollout>>,
+    pub ended: Option<Arc<PublishedRollout>>,
     /// What pods get that may have all domains, by whether `rollout` and `ended` choose them.
-    pub(crate) whole: [OnceLock<Arc<Selected>>; 4],
+    pub whole: [OnceLock<Arc<Selected>>; 4],
     /// How often domains were selected.
     #[cfg(test)]
-    pub(crate) selections: Arc<AtomicUsize>,
+    pub selections: Arc<AtomicUsize>,
 }
 
 /// What a pod gets of a set.
 #[derive(Debug)]
-pub(crate) struct Selected {
-    pub(super) domains: Vec<Arc<PublishedDomain>>,
+pub struct Selected {
+    pub domains: Vec<Arc<PublishedDomain>>,
     /// Their names, in the same order.
-    pub(super) names: Arc<[String]>,
+    pub names: Arc<[String]>,
     /// Identifies the texts.
-    pub(super) content: blake3::Hash,
+    pub content: blake3::Hash,
     /// The last version that changed what the pod gets. A pod that has the same texts from an
     /// earlier version is sent this one all the same: a replica that knows only a version in
     /// between would else take that for newer than what the pod runs.
-    pub(super) changed: i64,
+    pub changed: i64,
     /// Bytes of the texts.
-    pub(super) bytes: usize,
+    pub bytes: usize,
 }
 
 /// A rollout that is under way.
@@ -107,7 +107,7 @@ type SharedConfig = Shared<BoxFuture<'static, Result<Bytes, Arc<str>>>>;
 
 impl PublishedSet {
     /// The domain with the text of this hash, if the set or its rollout has it.
-    pub(super) fn find(&self, domain: &str, hash: &str) -> Option<&Arc<PublishedDomain>> {
+    pub fn find(&self, domain: &str, hash: &str) -> Option<&Arc<PublishedDomain>> {
         let rolled_out = self.rollout.as_ref().and_then(|it| it.domains.get(domain)?.as_ref());
         let both = [self.domains.get(domain), rolled_out];
         both.into_iter().flatten().find(|it| it.hash == hash)
@@ -122,11 +122,7 @@ impl PublishedSet {
 
     /// What this node gets, of the domains that it is `allowed` (`None` for all). Pods that get all
     /// domains share one selection; the cost of others is that of the names that limit them.
-    pub(super) fn selected(
-        &self,
-        node: &NodeInfo,
-        allowed: Option<&BTreeSet<&str>>,
-    ) -> Arc<Selected> {
+    pub fn selected(&self, node: &NodeInfo, allowed: Option<&BTreeSet<&str>>) -> Arc<Selected> {
         let rollout = self.rollout_of(node);
         let ended = self.ended.as_deref().filter(|it| it.chooses(node));
         let select = |names: BTreeSet<&str>| Arc::new(self.select(names, rollout, ended));
@@ -218,23 +214,23 @@ impl PublishedDomain {
     }
 
     /// The text of the rule file.
-    pub(crate) fn text(&self) -> &[u8] {
+    pub fn text(&self) -> &[u8] {
         &self.text
     }
 
     /// What the rules of `domain`, which these are, weigh in a pod; `None` if one would refuse
     /// them. The first call compiles them.
-    pub(crate) fn weight(&self, domain: &str) -> Option<Weight> {
+    pub fn weight(&self, domain: &str) -> Option<Weight> {
         *self.weight.get_or_init(|| weigh(domain, &self.text))
     }
 
     /// The resource for pods that take rule files.
-    pub(super) fn rules(&self) -> &Bytes {
+    pub fn rules(&self) -> &Bytes {
         &self.rules
     }
 
     /// The resource for others; the error names what their type cannot say.
-    pub(super) async fn config(&self) -> Result<Bytes, Arc<str>> {
+    pub async fn config(&self) -> Result<Bytes, Arc<str>> {
         self.config.clone().await
     }
 }
@@ -254,7 +250,7 @@ const CONTEXT: &str = "ratelease 2026-11 pods of a rollout";
 
 impl PublishedSet {
     /// The rollout, if it chooses this node.
-    pub(super) fn rollout_of(&self, node: &NodeInfo) -> Option<&PublishedRollout> {
+    pub fn rollout_of(&self, node: &NodeInfo) -> Option<&PublishedRollout> {
         self.rollout.as_deref().filter(|it| it.chooses(node))
     }
 }
@@ -271,7 +267,7 @@ impl PublishedRollout {
     }
 
     /// Whether the rollout chooses this node. Each replica and each connection finds the same.
-    pub(super) fn chooses(&self, node: &NodeInfo) -> bool {
+    pub fn chooses(&self, node: &NodeInfo) -> bool {
         match &self.choice {
             Choice::Percent(percent) => part(self.id, &node.id) < *percent,
             Choice::Label(key, value) => node.label(key) == Some(value),
@@ -533,7 +529,7 @@ fn text(
 }
 
 /// Wakes the follower at each notice of PostgreSQL. It does not return.
-pub(crate) async fn listen(database: Database, wake: Arc<Notify>) {
+pub async fn listen(database: Database, wake: Arc<Notify>) {
     let Database::Postgres(url) = database else { return };
     loop {
         if let Ok(mut listener) = PgListener::connect(&url).await

@@ -28,7 +28,7 @@ const DOMAINS_KEY: &str = "domains";
 
 /// A pod.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Node {
+pub struct Node {
     #[prost(string, tag = "1")]
     id: String,
     #[prost(message, optional, tag = "3")]
@@ -59,19 +59,19 @@ enum Kind {
 }
 
 /// What a [`Node`] takes in memory.
-pub(super) static NODE_SHAPE: Shape = Shape(&[Field { number: 3, item: 0, of: &STRUCT_SHAPE }]);
+pub static NODE_SHAPE: Shape = Shape(&[Field { number: 3, item: 0, of: &STRUCT_SHAPE }]);
 
 static STRUCT_SHAPE: Shape =
     Shape(&[Field { number: 1, item: size_of::<(String, Value)>(), of: &FLAT }]);
 
 /// A node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct NodeInfo {
-    pub(super) id: String,
+pub struct NodeInfo {
+    pub id: String,
     /// The name of its program.
-    pub(super) agent: String,
+    pub agent: String,
     /// The limit of its memory in bytes, if it gives one.
-    pub(super) memory: Option<usize>,
+    pub memory: Option<usize>,
     /// The domains that it asks for; `None` for all.
     domains: Option<BTreeSet<String>>,
     /// The texts of its metadata by which a rollout may choose it.
@@ -82,7 +82,7 @@ pub(super) struct NodeInfo {
 
 impl Node {
     /// The text that its metadata has at this key.
-    pub(super) fn text(&self, key: &str) -> Option<&str> {
+    pub fn text(&self, key: &str) -> Option<&str> {
         match self.metadata.as_ref()?.fields.get(key)?.kind.as_ref()? {
             Kind::StringValue(text) => Some(text),
         }
@@ -96,7 +96,7 @@ impl NodeInfo {
     ///
     /// # Errors
     /// Refuses an id, a list of domains or labels that are too long.
-    pub(super) fn of(node: Node) -> Result<Self, Status> {
+    pub fn of(node: Node) -> Result<Self, Status> {
         let Node { id, user_agent_name: agent, metadata, .. } = node;
         if id.len() > ID_BYTES_MAX {
             let why = format!("the id of the node has {} bytes; expected at most 1024", id.len());
@@ -134,7 +134,7 @@ impl NodeInfo {
 
     /// A node with this id and these texts in its metadata, for tests.
     #[cfg(test)]
-    pub(super) fn named(id: &str, texts: &[(&str, &str)]) -> Self {
+    pub fn named(id: &str, texts: &[(&str, &str)]) -> Self {
         let value = |text: &str| Value { kind: Some(Kind::StringValue(text.to_owned())) };
         let fields = texts.iter().map(|(key, text)| ((*key).to_owned(), value(text))).collect();
         let metadata = Some(Struct { fields });
@@ -142,12 +142,12 @@ impl NodeInfo {
     }
 
     /// The text that the node's metadata has at this key.
-    pub(super) fn label(&self, key: &str) -> Option<&str> {
+    pub fn label(&self, key: &str) -> Option<&str> {
         self.labels.get(key).map(String::as_str)
     }
 
     /// The domains that the node asks for; `None` for all.
-    pub(super) fn domains(&self) -> Option<&BTreeSet<String>> {
+    pub fn domains(&self) -> Option<&BTreeSet<String>> {
         self.domains.as_ref()
     }
 }
@@ -160,14 +160,14 @@ pub struct Selection(pub BTreeMap<String, Vec<String>>);
 
 /// The nodes of a [`Selection`] that a certificate is for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct CertifiedNodes(Vec<String>);
+pub struct CertifiedNodes(Vec<String>);
 
 // === impl Selection ===
 
 impl Selection {
     /// The nodes that this certificate is for: those whose names its subject alternative names
     /// cover, as DNS names or IP addresses. The handshake has verified the certificate.
-    pub(super) fn certified_by(&self, certificate: &CertificateDer<'_>) -> CertifiedNodes {
+    pub fn certified_by(&self, certificate: &CertificateDer<'_>) -> CertifiedNodes {
         let Ok(certificate) = ParsedCertificate::try_from(certificate) else {
             return CertifiedNodes::default();
         };
@@ -179,13 +179,13 @@ impl Selection {
     }
 
     /// Whether there are domains that a pod may not have.
-    pub(super) fn is_limited(&self, nodes: &CertifiedNodes, id: &str) -> bool {
+    pub fn is_limited(&self, nodes: &CertifiedNodes, id: &str) -> bool {
         self.0.contains_key(id) || !nodes.0.is_empty()
     }
 
     /// The domains that a pod may have; `None` for all. The id is what the pod says, so that it
     /// only ever takes domains away from those that the certificate allows.
-    pub(super) fn allowed(&self, nodes: &CertifiedNodes, id: &str) -> Option<BTreeSet<&str>> {
+    pub fn allowed(&self, nodes: &CertifiedNodes, id: &str) -> Option<BTreeSet<&str>> {
         let of = |name: &str| self.0.get(name).into_iter().flatten().map(String::as_str);
         let named = self.0.contains_key(id).then(|| of(id).collect::<BTreeSet<_>>());
         if nodes.0.is_empty() {

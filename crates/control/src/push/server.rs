@@ -35,7 +35,7 @@ use crate::store::PodRow;
 const RESPONSES_MAX: usize = 4;
 
 /// Maximum time until the whole first request of a stream: what has arrived of it takes memory.
-pub(super) const FIRST_MAX: Duration = Duration::from_secs(10);
+pub const FIRST_MAX: Duration = Duration::from_secs(10);
 
 /// How long a pod of ratelease is given to ask for rule files too, before it gets the type that
 /// says less. It asks for both at once, if it asks for both. No stall of a unit test is as long.
@@ -47,7 +47,7 @@ const AGENT: &str = "ratelease";
 
 /// A request of ADS.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct DiscoveryRequest {
+pub struct DiscoveryRequest {
     #[prost(string, tag = "1")]
     version_info: String,
     #[prost(message, optional, tag = "2")]
@@ -69,7 +69,7 @@ struct ErrorDetail {
 
 /// A response of ADS.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct DiscoveryResponse {
+pub struct DiscoveryResponse {
     #[prost(string, tag = "1")]
     version_info: String,
     /// Encoded resources: see [`any`]. Streams share them.
@@ -82,25 +82,25 @@ pub(super) struct DiscoveryResponse {
 }
 
 /// What a `DiscoveryRequest` takes in memory.
-pub(super) static DISCOVERY_SHAPE: Shape = Shape(&[Field { number: 2, item: 0, of: &NODE_SHAPE }]);
+pub static DISCOVERY_SHAPE: Shape = Shape(&[Field { number: 2, item: 0, of: &NODE_SHAPE }]);
 
 /// The server.
 #[derive(Debug, Clone)]
 pub struct PodServer {
     /// What is published.
-    pub(super) published: watch::Receiver<Arc<PublishedSet>>,
+    pub published: watch::Receiver<Arc<PublishedSet>>,
     /// Number of times that the database said whether it is the last version.
     polls: watch::Receiver<u64>,
     /// The streams that are open.
-    pub(super) streams: Streams,
+    pub streams: Streams,
     /// Which node gets what.
-    pub(super) selection: Arc<Selection>,
+    pub selection: Arc<Selection>,
     /// What pods report of a rollout.
-    pub(super) counts: RolloutCounts,
+    pub counts: RolloutCounts,
     /// What they report of all their domains.
-    pub(super) fleet: Fleet,
+    pub fleet: Fleet,
     /// Responses that are on their way to pods.
-    pub(super) deliveries: Deliveries,
+    pub deliveries: Deliveries,
 }
 
 /// A stream.
@@ -141,7 +141,7 @@ impl PodServer {
     ///
     /// # Errors
     /// Fails if the request names no connection, which does not happen.
-    pub(super) fn open(
+    pub fn open(
         &self,
         request: Request<Streaming<DiscoveryRequest>>,
     ) -> Result<BoxStream<'static, Result<DiscoveryResponse, Status>>, Status> {
@@ -441,7 +441,7 @@ struct Subscription {
     /// The number of the last response.
     nonce: u64,
     /// The response that is not answered yet.
-    pub(super) open: Option<Sent>,
+    open: Option<Sent>,
     /// What was sent last: an identifier of the texts, and the version.
     content: Option<(blake3::Hash, i64)>,
     /// Whether the pod refused the last response that it answered.
@@ -593,7 +593,7 @@ const PRESSED_BYTES_PER_SECOND: u64 = 1 << 20;
 
 /// The KiB that may be on their way. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
-pub(super) struct Deliveries {
+pub struct Deliveries {
     permits: Permits<Peer>,
 }
 
@@ -625,7 +625,7 @@ impl Default for Deliveries {
 
 impl Deliveries {
     /// At most so many KiB of all responses, and of those to one client.
-    pub(super) fn new(kib_max: u32, of_peer_kib_max: u32) -> Self {
+    pub fn new(kib_max: u32, of_peer_kib_max: u32) -> Self {
         Self { permits: Permits::new(kib_max as usize, of_peer_kib_max) }
     }
 

@@ -65,7 +65,7 @@ const REPORT_BYTES_MAX: usize = 1 << 20;
 const RESPONSE_BYTES_MAX: usize = 256 << 20;
 
 /// What the port tells its clients and operators.
-pub(crate) const TLS_PORT: TlsPort =
+pub const TLS_PORT: TlsPort =
     TlsPort { name: "the port for pods", protocols: &[ALPN_HTTP2], advice: advice_for };
 
 /// Serves pods until `stop` resolves. Streams last for days, so that the end does not wait for
@@ -128,7 +128,7 @@ fn advice_for(failure: HandshakeFailure) -> Option<&'static str> {
 type Responses<T> = BoxStream<'static, Result<T, Status>>;
 
 /// A call of a service, with a stream in each direction.
-pub(super) trait Call: Send + Sync + 'static {
+pub trait Call: Send + Sync + 'static {
     /// The service, and the path of the call.
     const SERVICE: &'static str;
     const PATH: &'static str;
@@ -150,7 +150,7 @@ pub(super) trait Call: Send + Sync + 'static {
 }
 
 /// ADS.
-pub(super) struct Discovery;
+pub struct Discovery;
 
 impl Call for Discovery {
     const SERVICE: &'static str = "envoy.service.discovery.v3.AggregatedDiscoveryService";
@@ -170,7 +170,7 @@ impl Call for Discovery {
 }
 
 /// LRS.
-pub(super) struct LoadReports;
+pub struct LoadReports;
 
 impl Call for LoadReports {
     const SERVICE: &'static str = "envoy.service.load_stats.v3.LoadReportingService";
@@ -189,7 +189,7 @@ impl Call for LoadReports {
 }
 
 /// Serves a call.
-pub(super) struct PodService<C>(PodServer, PhantomData<C>);
+pub struct PodService<C>(PodServer, PhantomData<C>);
 
 /// Protocol buffers of a call.
 struct PodCodec<C>(PhantomData<C>);
@@ -197,7 +197,7 @@ struct PodCodec<C>(PhantomData<C>);
 // === impl PodService ===
 
 impl<C> PodService<C> {
-    pub(super) fn new(server: PodServer) -> Self {
+    pub fn new(server: PodServer) -> Self {
         Self(server, PhantomData)
     }
 }

@@ -18,7 +18,7 @@ use super::load_reports::in_time;
 use crate::store::{CHANGES_MAX, PodRow, Store, StoreResult};
 
 /// Maximum number of streams of this process, of all types of resources.
-pub(super) const STREAMS_MAX: usize = 20_000;
+pub const STREAMS_MAX: usize = 20_000;
 
 /// Maximum number of streams of one client: other clients have room beside a hostile one.
 const STREAMS_OF_PEER_MAX: usize = STREAMS_MAX / 4;
@@ -29,7 +29,7 @@ const STREAMS_OF_PEER_MAX: usize = STREAMS_MAX / 4;
 const TEXT_BYTES_MAX: usize = 2048;
 
 /// Upper bounds of the times from a commit to its acceptance by a pod, in seconds.
-pub(crate) const LAG_BOUNDS: [f64; 9] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
+pub const LAG_BOUNDS: [f64; 9] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
 /// The streams of this process. A cheap handle: clones share all state.
 #[derive(Debug, Clone, Default)]
@@ -79,7 +79,7 @@ pub struct Lag {
 
 /// The row of one type of resources of one stream; it leaves when this is dropped.
 #[derive(Debug)]
-pub(super) struct Row {
+pub struct Row {
     streams: Streams,
     number: i64,
     peer: Peer,
@@ -87,7 +87,7 @@ pub(super) struct Row {
 
 /// A pod that reports hits, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Reporting {
+pub struct Reporting {
     streams: Streams,
     peer: String,
 }
@@ -96,7 +96,7 @@ pub(super) struct Reporting {
 
 impl Streams {
     /// Adds a row of a pod at this address; `None` if there are too many, or too many of it.
-    pub(super) fn add(&self, row: PodRow, address: IpAddr) -> Option<Row> {
+    pub fn add(&self, row: PodRow, address: IpAddr) -> Option<Row> {
         let peer = Peer::of(Some(address));
         let mut state = self.0.state.lock();
         let of_peer = state.peers.get(&peer).copied().unwrap_or_default();
@@ -115,7 +115,7 @@ impl Streams {
     }
 
     /// Notes that a pod accepted a version that was published at `published`.
-    pub(super) fn note_lag(&self, published: i64) {
+    pub fn note_lag(&self, published: i64) {
         let lag = Timestamp::now().as_millisecond().saturating_sub(published).max(0);
         let seconds = Duration::from_millis(lag.unsigned_abs()).as_secs_f64();
         let mut state = self.0.state.lock();
@@ -125,7 +125,7 @@ impl Streams {
     }
 
     /// Notes that a pod refused a version.
-    pub(super) fn note_refusal(&self) {
+    pub fn note_refusal(&self) {
         self.0.state.lock().lag.refused += 1;
     }
 
@@ -146,7 +146,7 @@ impl Streams {
 
     /// The version that the pod of this address runs; `None` if it has no stream here, or runs none
     /// yet.
-    pub(super) fn version_of(&self, peer: &str) -> Option<i64> {
+    pub fn version_of(&self, peer: &str) -> Option<i64> {
         let state = self.0.state.lock();
         let numbers = state.by_peer.get(peer)?;
         let versions = numbers.iter().filter_map(|number| state.rows.get(number));
@@ -154,7 +154,7 @@ impl Streams {
     }
 
     /// Whether the pod of this address was sent what this rollout chose it for.
-    pub(super) fn is_chosen(&self, peer: &str, rollout: i64) -> bool {
+    pub fn is_chosen(&self, peer: &str, rollout: i64) -> bool {
         let state = self.0.state.lock();
         let mut rows = state.by_peer.get(peer).into_iter().flatten();
         rows.any(|number| state.rows.get(number).is_some_and(|row| row.chosen_by == rollout))
@@ -162,7 +162,7 @@ impl Streams {
 
     /// Notes that the pod of this address reports hits. `None` if it does already, or if too many
     /// do.
-    pub(super) fn note_reporting(&self, peer: &str) -> Option<Reporting> {
+    pub fn note_reporting(&self, peer: &str) -> Option<Reporting> {
         let mut state = self.0.state.lock();
         if state.reporting.len() >= STREAMS_MAX || !state.reporting.insert(peer.to_owned()) {
             return None;
@@ -173,7 +173,7 @@ impl Streams {
     }
 
     /// Resolves after the next change of a row.
-    pub(super) async fn changed(&self) {
+    pub async fn changed(&self) {
         self.0.changed.notified().await;
     }
 
@@ -222,7 +222,7 @@ impl StreamStates {
 
 impl Row {
     /// Changes the row.
-    pub(super) fn change(&self, change: impl FnOnce(&mut PodRow)) {
+    pub fn change(&self, change: impl FnOnce(&mut PodRow)) {
         if let Some(row) = self.streams.0.state.lock().rows.get_mut(&self.number) {
             change(row);
             row.fault = cut(&row.fault);

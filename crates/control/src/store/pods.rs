@@ -140,7 +140,7 @@ impl Store {
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub(crate) async fn pod_versions(&self) -> StoreResult<Vec<PodRow>> {
+    pub async fn pod_versions(&self) -> StoreResult<Vec<PodRow>> {
         let (from, cells) = self.open_streams(None);
         let sql = format!("SELECT replica, node, peer, accepted, domains FROM {from}");
         let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
@@ -231,7 +231,7 @@ impl Store {
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub(crate) async fn write_fleet(&self, replica: &str, sums: String) -> StoreResult<()> {
+    pub async fn write_fleet(&self, replica: &str, sums: String) -> StoreResult<()> {
         let mut tx = self.pool.begin().await?;
         let sql = "DELETE FROM fleets WHERE replica = $1";
         bound(sql, vec![Cell::Text(replica.to_owned())]).execute(&mut *tx).await?;
@@ -246,7 +246,7 @@ impl Store {
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub(crate) async fn fleets(&self) -> StoreResult<Vec<String>> {
+    pub async fn fleets(&self) -> StoreResult<Vec<String>> {
         let is_seen = self.is_seen();
         let sql = format!("SELECT sums FROM fleets WHERE {is_seen} ORDER BY replica LIMIT $1");
         let rows = bound(&sql, vec![Cell::Int(REPLICAS_MAX)]).fetch_all(&self.pool).await?;
@@ -287,7 +287,7 @@ fn line_of(domain: &str) -> String {
 
 impl PodRow {
     /// Its place in the order of lists.
-    pub(crate) fn place(&self) -> String {
+    pub fn place(&self) -> String {
         let Self { node, replica, stream, .. } = self;
         format!("{node}\n{replica}\n{stream:020}")
     }

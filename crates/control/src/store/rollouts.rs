@@ -243,12 +243,12 @@ impl Store {
 
 impl Write {
     /// The rollout that is under way.
-    pub(crate) async fn open_rollout(&mut self) -> StoreResult<Option<Rollout>> {
+    pub async fn open_rollout(&mut self) -> StoreResult<Option<Rollout>> {
         open(&mut self.tx).await
     }
 
     /// The rollout of this number.
-    pub(crate) async fn rollout(&mut self, id: i64) -> StoreResult<Option<Rollout>> {
+    pub async fn rollout(&mut self, id: i64) -> StoreResult<Option<Rollout>> {
         read(&mut self.tx, id).await
     }
 
@@ -256,7 +256,7 @@ impl Write {
     ///
     /// # Errors
     /// [`StoreError::Moved`] if the draft of a domain changed since its text was made.
-    pub(crate) async fn begin_rollout(&mut self, new: &NewRollout) -> StoreResult<VersionRow> {
+    pub async fn begin_rollout(&mut self, new: &NewRollout) -> StoreResult<VersionRow> {
         let query = sqlx::query_as("SELECT COALESCE(MAX(id), 0) + 1 FROM rollouts");
         let (id,): (i64,) = query.fetch_one(&mut *self.tx).await?;
         let (percent, key, value, label_bytes) = match &new.choice {
@@ -291,7 +291,7 @@ impl Write {
 
     /// Adds a step to a rollout that is under way, and returns its version. The last one publishes
     /// what was rolled out.
-    pub(crate) async fn step_rollout(
+    pub async fn step_rollout(
         &mut self,
         rollout: &Rollout,
         stage: Stage,
@@ -470,7 +470,7 @@ impl HitCount {
 
 /// A part of a number, 0 to 1; `None` of none.
 #[expect(clippy::cast_precision_loss, reason = "a share needs few digits")]
-pub(crate) fn share(part: u64, of: u64) -> Option<f64> {
+pub fn share(part: u64, of: u64) -> Option<f64> {
     (of > 0).then(|| part as f64 / of as f64)
 }
 

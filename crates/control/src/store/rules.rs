@@ -188,17 +188,13 @@ fn list_query(filter: &RuleFilter, after: Option<&RulePosition>) -> (String, Vec
 
 impl Write {
     /// The rule of this id in the draft.
-    pub(crate) async fn rule(&mut self, id: &str) -> StoreResult<Option<StoredRule>> {
+    pub async fn rule(&mut self, id: &str) -> StoreResult<Option<StoredRule>> {
         find(&mut *self.tx, id, None).await
     }
 
     /// Adds a rule at the end of its domain. [`StoreError::Duplicate`](super::StoreError) if there
     /// is one of its address.
-    pub(crate) async fn add_rule(
-        &mut self,
-        domain: &str,
-        record: &Record,
-    ) -> StoreResult<StoredRule> {
+    pub async fn add_rule(&mut self, domain: &str, record: &Record) -> StoreResult<StoredRule> {
         self.touch_domain(domain).await?;
         let number = self.number();
         let rule = StoredRule {
@@ -218,7 +214,7 @@ impl Write {
     }
 
     /// Replaces the settings of a rule.
-    pub(crate) async fn change_rule(
+    pub async fn change_rule(
         &mut self,
         rule: &StoredRule,
         settings: Map<String, Value>,
@@ -249,7 +245,7 @@ impl Write {
     }
 
     /// Removes a rule.
-    pub(crate) async fn remove_rule(&mut self, rule: &StoredRule) -> StoreResult<()> {
+    pub async fn remove_rule(&mut self, rule: &StoredRule) -> StoreResult<()> {
         self.touch_domain(&rule.domain).await?;
         self.resize(&rule.domain, -1, -rule.bytes()).await?;
         let query = sqlx::query("DELETE FROM rules WHERE id = $1").bind(rule.id.to_string());
@@ -258,7 +254,7 @@ impl Write {
     }
 
     /// The rules of a domain whose first entry is this one.
-    pub(crate) async fn rules_of_scope(
+    pub async fn rules_of_scope(
         &mut self,
         domain: &str,
         scope: &str,
@@ -277,7 +273,7 @@ impl Write {
 // === impl StoredRule ===
 
 impl StoredRule {
-    pub(super) const INTO: &str = "rules (id, domain, entries, settings, position, revision, \
+    pub const INTO: &str = "rules (id, domain, entries, settings, position, revision, \
                         updated_at, updated_by, scope, scope_value)";
 
     fn read(row: &AnyRow) -> StoreResult<Self> {
@@ -312,13 +308,13 @@ impl StoredRule {
     }
 
     /// The bytes that count for the ceilings of drafts.
-    pub(super) fn bytes(&self) -> i64 {
+    pub fn bytes(&self) -> i64 {
         // Its entries and settings.
         let bytes = self.cells().get(2..4).into_iter().flatten().map(Cell::bytes).sum::<usize>();
         i64::try_from(bytes).unwrap_or(i64::MAX)
     }
 
-    pub(super) fn cells(&self) -> Vec<Cell> {
+    pub fn cells(&self) -> Vec<Cell> {
         let first = self.record.entries.first();
         let scope = first.map(|it| it.key.clone()).unwrap_or_default();
         let value = first.and_then(|it| it.value.clone()).unwrap_or_default();
@@ -403,7 +399,7 @@ impl Store {
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub(crate) async fn last_change(&self) -> StoreResult<i64> {
+    pub async fn last_change(&self) -> StoreResult<i64> {
         let query = sqlx::query_as("SELECT change FROM counters WHERE id = 1");
         let (change,): (i64,) = query.fetch_one(&self.pool).await?;
         Ok(change)
@@ -436,7 +432,7 @@ impl Store {
     }
 
     /// The `defaults` of a domain's draft.
-    pub(crate) async fn defaults(&self, domain: &str) -> StoreResult<Map<String, Value>> {
+    pub async fn defaults(&self, domain: &str) -> StoreResult<Map<String, Value>> {
         Ok(self.draft_head(domain).await?.1)
     }
 
@@ -484,7 +480,7 @@ impl DraftDomain {
 
 impl Write {
     /// These domains, as the write leaves them.
-    pub(crate) async fn domains(&mut self, names: Vec<String>) -> StoreResult<Vec<DraftDomain>> {
+    pub async fn domains(&mut self, names: Vec<String>) -> StoreResult<Vec<DraftDomain>> {
         let condition = format!("WHERE name IN ({})", places(1, names.len()));
         domains(&mut *self.tx, &condition, names.into_iter().map(Cell::Text).collect()).await
     }
@@ -513,7 +509,7 @@ impl Write {
     }
 
     /// Notes which object defines a domain; `None` for the database.
-    pub(crate) async fn set_owner(&mut self, domain: &str, owner: Option<&str>) -> StoreResult<()> {
+    pub async fn set_owner(&mut self, domain: &str, owner: Option<&str>) -> StoreResult<()> {
         let query = sqlx::query("UPDATE domains SET owner = $1 WHERE name = $2");
         let query = query.bind(owner.unwrap_or_default().to_owned()).bind(domain.to_owned());
         query.execute(&mut *self.tx).await?;
@@ -521,13 +517,13 @@ impl Write {
     }
 
     /// Whether a domain has changes that are not published, and the number of the last one.
-    pub(crate) async fn draft_state(&mut self, domain: &str) -> StoreResult<(bool, i64)> {
+    pub async fn draft_state(&mut self, domain: &str) -> StoreResult<(bool, i64)> {
         let (changed, published) = self.draft_numbers(domain).await?.unwrap_or_default();
         Ok((changed != published, changed))
     }
 
     /// The number of the last change of a draft; `None` if there is none.
-    pub(super) async fn last_change(&mut self, domain: &str) -> StoreResult<Option<i64>> {
+    pub async fn last_change(&mut self, domain: &str) -> StoreResult<Option<i64>> {
         Ok(self.draft_numbers(domain).await?.map(|(changed, _)| changed))
     }
 
@@ -832,7 +828,7 @@ impl Write {
     ///
     /// # Errors
     /// [`StoreError::Moved`] if the draft is not the one that was compared.
-    pub(crate) async fn replace(&mut self, replacement: &Replacement) -> StoreResult<usize> {
+    pub async fn replace(&mut self, replacement: &Replacement) -> StoreResult<usize> {
         let Replacement { domain, base, defaults, changes, rules, bytes, .. } = replacement;
         if self.last_change(domain).await? != *base {
             return Err(StoreError::Moved(domain.clone()));
@@ -962,7 +958,7 @@ impl Write {
     ///
     /// # Errors
     /// [`StoreError::TooLarge`] if they are.
-    pub(crate) async fn check_all_drafts(&mut self) -> StoreResult<()> {
+    pub async fn check_all_drafts(&mut self) -> StoreResult<()> {
         let row = sqlx::query(AssertSqlSafe(sizes(""))).fetch_one(&mut *self.tx).await?;
         let all = "all drafts together";
         within(all, "domains", row.try_get(0)?, DOMAINS_MAX)?;

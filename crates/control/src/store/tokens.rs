@@ -71,7 +71,7 @@ impl Store {
 
 impl Write {
     /// Whether there is any token, revoked or not.
-    pub(crate) async fn has_tokens(&mut self) -> StoreResult<bool> {
+    pub async fn has_tokens(&mut self) -> StoreResult<bool> {
         let sql = "SELECT COUNT(*) FROM tokens";
         let (count,): (i64,) = sqlx::query_as(sql).fetch_one(&mut *self.tx).await?;
         Ok(count > 0)
@@ -79,7 +79,7 @@ impl Write {
 
     /// Adds a token. Returns whether it did: if there is one of this id, revoked or not, that one
     /// stays as it is.
-    pub(crate) async fn add_token(&mut self, token: &NewToken) -> StoreResult<bool> {
+    pub async fn add_token(&mut self, token: &NewToken) -> StoreResult<bool> {
         let sql = "INSERT INTO tokens (id, name, hash, access, domains, created_at, expires_at) \
                    VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (id) DO NOTHING";
         let domains = token.domains.as_ref().map(|it| serde_json::json!(it).to_string());
@@ -95,7 +95,7 @@ impl Write {
     }
 
     /// Revokes a token. Returns whether there was a valid one of this id.
-    pub(crate) async fn revoke_token(&mut self, id: &str) -> StoreResult<bool> {
+    pub async fn revoke_token(&mut self, id: &str) -> StoreResult<bool> {
         let sql = "UPDATE tokens SET revoked_at = $1 WHERE id = $2 AND revoked_at IS NULL";
         let query = sqlx::query(sql).bind(self.at).bind(id.to_owned());
         Ok(query.execute(&mut *self.tx).await?.rows_affected() > 0)
@@ -146,7 +146,7 @@ impl Write {
     /// [`StoreError::TokenEnded`] for such a token.
     /// [`StoreError::QuotaUsed`] if earlier writes of the token have kept `bytes_max`; `None` for
     /// no bound.
-    pub(crate) async fn count_for(
+    pub async fn count_for(
         &mut self,
         token: &str,
         domains: Option<&[String]>,
@@ -166,7 +166,7 @@ impl Write {
     }
 
     /// Inserts rows of what is kept.
-    pub(super) async fn keep(&mut self, into: &str, rows: Vec<Vec<Cell>>) -> StoreResult<()> {
+    pub async fn keep(&mut self, into: &str, rows: Vec<Vec<Cell>>) -> StoreResult<()> {
         for row in &rows {
             self.note_kept(row.iter().map(Cell::bytes).sum());
         }
@@ -174,12 +174,12 @@ impl Write {
     }
 
     /// Counts a row that is kept, with texts of so many bytes.
-    pub(super) fn note_kept(&mut self, bytes: usize) {
+    pub fn note_kept(&mut self, bytes: usize) {
         self.kept.bytes += ROW_BYTES + bytes;
     }
 
     /// Adds what this write kept to that of its token.
-    pub(super) async fn count_kept(&mut self) -> StoreResult<()> {
+    pub async fn count_kept(&mut self) -> StoreResult<()> {
         let Some(token) = self.kept.token.take() else { return Ok(()) };
         let bytes = i64::try_from(self.kept.bytes).unwrap_or(i64::MAX);
         let sql = "UPDATE tokens SET written = written + $1 WHERE id = $2";
@@ -233,7 +233,7 @@ impl Store {
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub(crate) async fn earlier(&self, author: &str, key: &AnswerKey) -> StoreResult<Earlier> {
+    pub async fn earlier(&self, author: &str, key: &AnswerKey) -> StoreResult<Earlier> {
         earlier(&self.pool, author, key, Timestamp::now().as_millisecond()).await
     }
 }
@@ -268,16 +268,12 @@ fn kept_since(now: i64) -> i64 {
 
 impl Write {
     /// What was answered to a write of this author with this key.
-    pub(crate) async fn earlier(&mut self, key: &AnswerKey) -> StoreResult<Earlier> {
+    pub async fn earlier(&mut self, key: &AnswerKey) -> StoreResult<Earlier> {
         earlier(&mut *self.tx, &self.author.name, key, self.at).await
     }
 
     /// Keeps the answer to this write, and drops old ones.
-    pub(crate) async fn keep_answer(
-        &mut self,
-        key: &AnswerKey,
-        answer: &Answer,
-    ) -> StoreResult<()> {
+    pub async fn keep_answer(&mut self, key: &AnswerKey, answer: &Answer) -> StoreResult<()> {
         let query = sqlx::query("DELETE FROM answers WHERE at <= $1").bind(kept_since(self.at));
         query.execute(&mut *self.tx).await?;
         let row = vec![

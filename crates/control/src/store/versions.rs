@@ -9,7 +9,7 @@ use super::write::{Cell, PageQuery, bound};
 use super::{Rollout, Stage, Store, StoreError, StoreResult, Write, as_time};
 
 /// Maximum number of texts that are read together.
-pub(crate) const TEXTS_MAX: usize = 250;
+pub const TEXTS_MAX: usize = 250;
 
 /// A version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -215,7 +215,7 @@ async fn last_version<'e>(executor: impl Executor<'e, Database = Any>) -> StoreR
 
 /// The `condition` that a row is of one of these domains, given the places of their parameters, which
 /// are added to `cells`; none for `None`.
-pub(super) fn of_domains(
+pub fn of_domains(
     domains: Option<&[String]>,
     cells: &mut Vec<Cell>,
     condition: impl FnOnce(String) -> String,
@@ -232,7 +232,7 @@ pub(super) fn of_domains(
 }
 
 /// The places of so many parameters, of which the first has this number.
-pub(super) fn places(first: usize, count: usize) -> String {
+pub fn places(first: usize, count: usize) -> String {
     let places = (first..).take(count).map(|place| format!("${place}"));
     places.collect::<Vec<_>>().join(",")
 }
@@ -241,7 +241,7 @@ pub(super) fn places(first: usize, count: usize) -> String {
 
 impl Write {
     /// The number of the last version; 0 if there is none.
-    pub(crate) async fn last_version(&mut self) -> StoreResult<i64> {
+    pub async fn last_version(&mut self) -> StoreResult<i64> {
         last_version(&mut *self.tx).await
     }
 
@@ -277,7 +277,7 @@ impl Write {
     }
 
     /// Adds a version that changes nothing yet.
-    pub(super) async fn add_version(
+    pub async fn add_version(
         &mut self,
         restores: Option<i64>,
         rollout: Option<i64>,
@@ -318,7 +318,7 @@ impl Write {
 
     /// Notes that the draft of a domain is published as it was at its change `changed`. Returns
     /// whether its text changes.
-    pub(super) async fn note_published(
+    pub async fn note_published(
         &mut self,
         domain: &str,
         changed: i64,
@@ -333,11 +333,7 @@ impl Write {
         Ok(former.as_deref() != hash)
     }
 
-    pub(super) async fn keep_text(
-        &mut self,
-        text: &PublishedText,
-        hash: Option<&str>,
-    ) -> StoreResult<()> {
+    pub async fn keep_text(&mut self, text: &PublishedText, hash: Option<&str>) -> StoreResult<()> {
         let (Some(yaml), Some(hash)) = (&text.yaml, hash) else { return Ok(()) };
         let sql = "INSERT INTO texts (hash, yaml, bytes, rules) VALUES ($1, $2, $3, $4) \
                    ON CONFLICT (hash) DO NOTHING";
@@ -355,7 +351,7 @@ impl Write {
 
 impl PublishedText {
     /// The hash by which the text is stored.
-    pub(crate) fn hash(&self) -> Option<String> {
+    pub fn hash(&self) -> Option<String> {
         self.yaml.as_ref().map(|it| blake3::hash(it.as_bytes()).to_hex().to_string())
     }
 }
@@ -436,7 +432,7 @@ impl Store {
 
 impl Write {
     /// Adds to the audit log what this write does.
-    pub(crate) async fn note_action(&mut self, action: &str, subject: &str) -> StoreResult<()> {
+    pub async fn note_action(&mut self, action: &str, subject: &str) -> StoreResult<()> {
         let row = vec![
             Cell::Int(self.take_numbers(1).await?),
             Cell::Int(self.at),
@@ -449,7 +445,7 @@ impl Write {
     }
 
     /// Adds a step of a rollout to the audit log.
-    pub(crate) async fn note_rollout(
+    pub async fn note_rollout(
         &mut self,
         rollout: &Rollout,
         stage: Stage,

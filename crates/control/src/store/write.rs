@@ -29,7 +29,7 @@ const OPERATOR_TURN_MAX: Duration = Duration::from_secs(30);
 /// token has one that waits for its turn among those of the other tokens, so that it delays them by
 /// one. One of an operator waits for the present one, and for one of a token at most.
 #[derive(Debug, Clone)]
-pub(super) struct WriteTurns {
+pub struct WriteTurns {
     tokens: Permits,
     present: Arc<Semaphore>,
 }
@@ -49,22 +49,22 @@ pub struct Author {
 /// A transaction that writes. Dropping it rolls back.
 #[derive(Debug)]
 pub struct Write {
-    pub(super) tx: Transaction<'static, Any>,
-    pub(super) author: Author,
+    pub tx: Transaction<'static, Any>,
+    pub author: Author,
     /// When it began, in milliseconds since the Unix epoch.
-    pub(super) at: i64,
+    pub at: i64,
     /// The number of its last change.
     number: i64,
     backend: Backend,
-    pub(super) writer: Writer,
-    pub(super) kept: Kept,
+    pub writer: Writer,
+    pub kept: Kept,
     /// Held until it ends.
     _turn: WriteTurn,
 }
 
 /// Which domains a write may change: some are defined by objects of Kubernetes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Writer {
+pub enum Writer {
     /// Those that no object defines: others follow the objects.
     Guarded,
     /// All: nothing follows the objects, and a domain that changes is the database's again.
@@ -75,12 +75,12 @@ pub(super) enum Writer {
 
 /// What a write adds to what is kept, and for which token.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub struct Kept {
     /// The id of the token; `None` for writes of the program itself.
-    pub(super) token: Option<String>,
+    pub token: Option<String>,
     /// The domains that the token is for; `None` for all.
-    pub(super) domains: Option<Vec<String>>,
-    pub(super) bytes: usize,
+    pub domains: Option<Vec<String>>,
+    pub bytes: usize,
 }
 
 /// While this is held, no other replica publishes. Other writes go on.
@@ -92,7 +92,7 @@ pub struct PublisherLock {
 
 /// A value of a row that is inserted, or a parameter of a query.
 #[derive(Debug, Clone)]
-pub(super) enum Cell {
+pub enum Cell {
     Int(i64),
     Text(String),
     Nullable(Option<String>),
@@ -104,7 +104,7 @@ pub(super) enum Cell {
 
 impl Cell {
     /// The bytes of a text.
-    pub(super) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         match self {
             Self::Int(_) | Self::Expression(_) | Self::Nullable(None) => 0,
             Self::Text(text) | Self::Nullable(Some(text)) => text.len(),
@@ -114,7 +114,7 @@ impl Cell {
 
 /// A query with its parameters. The text is made of names and places of parameters alone: no value
 /// from outside is ever part of it.
-pub(super) fn bound(sql: &str, cells: Vec<Cell>) -> Query<'_, Any, AnyArguments> {
+pub fn bound(sql: &str, cells: Vec<Cell>) -> Query<'_, Any, AnyArguments> {
     let query = sqlx::query(AssertSqlSafe(sql));
     cells.into_iter().fold(query, |query, cell| match cell {
         Cell::Int(number) => query.bind(number),
@@ -169,7 +169,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`begin`](Self::begin).
-    pub(crate) async fn begin_of_token(&self, author: &Author) -> StoreResult<Write> {
+    pub async fn begin_of_token(&self, author: &Author) -> StoreResult<Write> {
         let turn = in_time(TURN_MAX, self.turns.of_token(&author.name)).await?;
         self.begin_in(turn, author).await
     }
@@ -215,7 +215,7 @@ impl Store {
 
 impl Write {
     /// Lets the write change what objects define.
-    pub(crate) fn of_objects(&mut self) {
+    pub fn of_objects(&mut self) {
         self.writer = Writer::Objects;
     }
 
@@ -225,7 +225,7 @@ impl Write {
     }
 
     /// Takes `count` further numbers, and returns the first of them.
-    pub(super) async fn take_numbers(&mut self, count: i64) -> StoreResult<i64> {
+    pub async fn take_numbers(&mut self, count: i64) -> StoreResult<i64> {
         let sql = "UPDATE counters SET change = change + $1 WHERE id = 1 RETURNING change";
         let (last,): (i64,) = sqlx::query_as(sql).bind(count).fetch_one(&mut *self.tx).await?;
         self.number = last;
@@ -248,7 +248,7 @@ impl Write {
     }
 
     /// Tells all replicas of a new version, once it is committed.
-    pub(super) async fn notify(&mut self, version: i64) -> StoreResult<()> {
+    pub async fn notify(&mut self, version: i64) -> StoreResult<()> {
         if self.backend == Backend::Postgres {
             let sql = "SELECT pg_notify($1, $2)";
             let query = sqlx::query(sql).bind(CHANNEL).bind(version.to_string());
@@ -258,14 +258,14 @@ impl Write {
     }
 
     /// Inserts rows, as [`insert`] does.
-    pub(super) async fn insert(&mut self, into: &str, rows: Vec<Vec<Cell>>) -> StoreResult<()> {
+    pub async fn insert(&mut self, into: &str, rows: Vec<Vec<Cell>>) -> StoreResult<()> {
         insert(&mut self.tx, into, rows).await
     }
 }
 
 /// Inserts rows, many with each statement. `into` is a table with the names of its columns, of
 /// which each row has one cell.
-pub(super) async fn insert(
+pub async fn insert(
     tx: &mut Transaction<'static, Any>,
     into: &str,
     rows: Vec<Vec<Cell>>,
@@ -299,26 +299,26 @@ const PAGE_BYTES_MAX: i64 = 4 << 20;
 
 /// Which rows a page has.
 #[derive(Debug)]
-pub(super) struct PageQuery<'q> {
+pub struct PageQuery<'q> {
     /// The columns, separated by commas.
-    pub(super) columns: &'q str,
+    pub columns: &'q str,
     /// The table and the condition.
-    pub(super) from: String,
+    pub from: String,
     /// The order, in which no two rows are equal.
-    pub(super) order: &'q str,
+    pub order: &'q str,
     /// The columns whose texts may be long.
-    pub(super) texts: &'q [&'q str],
+    pub texts: &'q [&'q str],
     /// The parameters of the condition.
-    pub(super) cells: Vec<Cell>,
+    pub cells: Vec<Cell>,
     /// Maximum number of rows.
-    pub(super) limit: usize,
+    pub limit: usize,
 }
 
 // === impl PageQuery ===
 
 impl PageQuery<'_> {
     /// The rows, and whether there are more.
-    pub(super) async fn fetch<'e>(
+    pub async fn fetch<'e>(
         self,
         executor: impl Executor<'e, Database = Any>,
     ) -> StoreResult<(Vec<AnyRow>, bool)> {

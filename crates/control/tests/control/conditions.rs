@@ -175,7 +175,7 @@ async fn a_database_of_a_later_release_is_left_alone() {
                execution_time) VALUES (99, 'later', 1, x'00', 0)";
     sqlx::query(sql).execute(&pool).await.unwrap();
     pool.close().await;
-    let opened = ratelease_control::store::Store::open(&place.database()).await;
+    let opened = ratelease_control::Store::open(&place.database()).await;
     let why = opened.unwrap_err().to_string();
     assert!(why.contains("migration 99") && why.contains("use that release"), "{why}");
 }

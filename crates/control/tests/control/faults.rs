@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use ratelease_control::store::{Author, Store};
+use ratelease_control::{Author, Store};
 use serde_json::json;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use ratelease_control::rates::RateSettings;
-use ratelease_control::store::Store;
+use ratelease_control::RateSettings;
+use ratelease_control::Store;
 use serde_json::{Value, json};
 use sqlx::Connection;
 

@@ -7,7 +7,7 @@ use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
 use envoy_types::pb::google::protobuf::{Struct, Value as Field, value::Kind};
 use futures_util::future::join_all;
-use ratelease_control::store::{Database, PodRow, Store};
+use ratelease_control::{Database, PodRow, Store};
 use serde_json::json;
 use sqlx::{Connection, Executor};
 use tokio::sync::watch;

@@ -1,6 +1,6 @@
 //! Check, publish, roll back.
 
-use ratelease_control::store::Database;
+use ratelease_control::Database;
 use serde_json::{Value, json};
 
 use super::support::{Call, Place, hourly, places, rule};

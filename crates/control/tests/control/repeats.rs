@@ -62,7 +62,7 @@ impl Made<'_> {
 
 /// All routes of the OpenAPI document that write.
 fn routes() -> BTreeSet<String> {
-    let document = json!(ratelease_control::api::openapi());
+    let document = json!(ratelease_control::openapi());
     let of_path = |(path, methods): (&String, &Value)| {
         let methods = methods.as_object().unwrap().keys().filter(|it| *it != "get");
         methods.map(|it| format!("{} {path}", it.to_uppercase())).collect::<Vec<_>>()

@@ -7,7 +7,7 @@ use envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse;
 use envoy_types::pb::envoy::service::load_stats::v3 as load_stats;
 use load_stats::load_reporting_service_client::LoadReportingServiceClient;
 use load_stats::{LoadStatsRequest, LoadStatsResponse};
-use ratelease_control::store::{CountKey, HitCount, ReplicaCount, Store};
+use ratelease_control::{CountKey, HitCount, ReplicaCount, Store};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::timeout;

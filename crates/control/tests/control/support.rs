@@ -27,11 +27,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use ratelease_control::app::Control;
-use ratelease_control::push::Selection;
-use ratelease_control::rates::RateSettings;
 use ratelease_control::settings::{self, Command, Settings};
-use ratelease_control::store::Database;
+use ratelease_control::{Control, Database, RateSettings, Selection};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

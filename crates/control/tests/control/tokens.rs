@@ -108,15 +108,15 @@ async fn the_first_token_is_shown_once_and_a_file_keeps_its_own() {
             probe_listen: None,
             pods_tls: None,
             token_file: file,
-            selection: ratelease_control::push::Selection::default(),
+            selection: ratelease_control::Selection::default(),
             kubernetes_rules: None,
             push_bytes_max: 1 << 20,
             pod_memory: 64 << 20,
             domain_bytes_max: 1 << 20,
             token_bytes_max: 1 << 30,
-            rates: ratelease_control::rates::RateSettings::default(),
+            rates: ratelease_control::RateSettings::default(),
         };
-        ratelease_control::app::Control::start(settings).await
+        ratelease_control::Control::start(settings).await
     };
     let first = start(None).await.unwrap();
     assert!(first.first_token.as_ref().is_some_and(|it| it.starts_with("rlc_")));

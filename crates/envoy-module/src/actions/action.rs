@@ -34,7 +34,7 @@ const STREAM_NAME: &str = "ratelease.stream";
 
 /// One action; it makes at most one entry.
 #[derive(Debug)]
-pub(super) struct Action {
+pub struct Action {
     /// The key of the entry.
     key: String,
     kind: Kind,
@@ -87,11 +87,7 @@ enum Found<'s> {
 }
 
 impl Action {
-    pub(super) fn compile(
-        message: &pb::Action,
-        place: &Place<'_>,
-        faults: &mut Faults,
-    ) -> Option<Self> {
+    pub fn compile(message: &pb::Action, place: &Place<'_>, faults: &mut Faults) -> Option<Self> {
         let Some(specifier) = &message.action_specifier else {
             let text = "no action that Envoy 1.40 knows; expected one such as request_headers";
             faults.add(place, text);
@@ -276,16 +272,13 @@ impl Action {
     }
 
     /// Whether the value of its entry stands for the name of the stream.
-    pub(super) fn names_stream(&self) -> bool {
+    pub fn names_stream(&self) -> bool {
         matches!(&self.kind, Kind::GenericKey(value) if value == STREAM_NAME)
     }
 
     /// Makes the entry of a stream: `Some(None)` for none, `None` if there is to be no descriptor.
     #[expect(clippy::option_option, reason = "two ways to have no entry")]
-    pub(super) fn entry<'s>(
-        &'s self,
-        stream: &'s impl Stream,
-    ) -> Option<Option<(&'s str, Cow<'s, str>)>> {
+    pub fn entry<'s>(&'s self, stream: &'s impl Stream) -> Option<Option<(&'s str, Cow<'s, str>)>> {
         match self.kind.find(stream) {
             Found::Value(value) => Some(Some((&self.key, text(value)))),
             Found::Nothing => Some(None),

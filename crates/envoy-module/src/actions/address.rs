@@ -14,21 +14,21 @@ const V6_BITS: u8 = 128;
 
 /// How many leading bits of an address are kept.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct MaskLengths {
+pub struct MaskLengths {
     v4: u8,
     v6: u8,
 }
 
 /// Whether an address lies in one of some ranges.
 #[derive(Debug)]
-pub(super) struct AddressMatcher {
+pub struct AddressMatcher {
     /// The first address of each range, and how many of its bits count.
     ranges: Vec<(IpAddr, u8)>,
     invert_match: bool,
 }
 
 /// The client's address without its port, as Envoy writes it; none for a pipe.
-pub(super) fn without_port(stream: &impl Stream) -> Option<&[u8]> {
+pub fn without_port(stream: &impl Stream) -> Option<&[u8]> {
     let address = stream.source_address()?;
     let host = &address[..address.iter().rposition(|byte| *byte == b':')?];
     let host = host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]")).unwrap_or(host);
@@ -71,7 +71,7 @@ fn text(address: IpAddr) -> String {
 // === impl MaskLengths ===
 
 impl MaskLengths {
-    pub(super) fn compile(
+    pub fn compile(
         message: &MaskedRemoteAddress,
         place: &Place<'_>,
         faults: &mut Faults,
@@ -93,7 +93,7 @@ impl MaskLengths {
     }
 
     /// The client's address masked, with the length of the mask: `10.0.0.0/8`.
-    pub(super) fn mask(self, stream: &impl Stream) -> Option<String> {
+    pub fn mask(self, stream: &impl Stream) -> Option<String> {
         let address = address(stream)?;
         let bits = if address.is_ipv4() { self.v4 } else { self.v6 };
         Some(format!("{}/{bits}", text(masked(address, bits))))
@@ -103,7 +103,7 @@ impl MaskLengths {
 // === impl AddressMatcher ===
 
 impl AddressMatcher {
-    pub(super) fn compile(
+    pub fn compile(
         message: &pb::AddressMatcher,
         place: &Place<'_>,
         faults: &mut Faults,
@@ -113,7 +113,7 @@ impl AddressMatcher {
     }
 
     /// A stream without an address matches neither way.
-    pub(super) fn matches(&self, stream: &impl Stream) -> bool {
+    pub fn matches(&self, stream: &impl Stream) -> bool {
         let Some(address) = address(stream) else { return false };
         let lies_in = |(first, bits): &(IpAddr, u8)| {
             first.is_ipv4() == address.is_ipv4() && masked(address, *bits) == *first

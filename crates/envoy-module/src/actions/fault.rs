@@ -36,7 +36,7 @@ enum Step<'a> {
 }
 
 /// Returns the value; if there is none, notes that `field` is missing.
-pub(super) fn expect_some<'v, T: ?Sized>(
+pub fn expect_some<'v, T: ?Sized>(
     value: Option<&'v T>,
     place: &Place<'_>,
     field: &str,
@@ -49,7 +49,7 @@ pub(super) fn expect_some<'v, T: ?Sized>(
 }
 
 /// Returns a copy of the text; if it is empty, notes that `field` is missing.
-pub(super) fn expect_text(
+pub fn expect_text(
     text: &str,
     place: &Place<'_>,
     field: &str,
@@ -59,7 +59,7 @@ pub(super) fn expect_text(
 }
 
 /// Compiles each item of the list at `place`; `None` if one has a fault.
-pub(super) fn each<M, T>(
+pub fn each<M, T>(
     messages: &[M],
     place: &Place<'_>,
     faults: &mut Faults,

@@ -12,7 +12,7 @@ const OPERATORS: &str = "%REQ(…)%, %RESP(…)%, %DYNAMIC_METADATA(namespace:ke
 
 /// Text with operators.
 #[derive(Debug)]
-pub(super) struct Format {
+pub struct Format {
     parts: Vec<Part>,
 }
 
@@ -24,7 +24,7 @@ enum Part {
 
 /// What takes the place of an operator.
 #[derive(Debug)]
-pub(super) struct Operator {
+pub struct Operator {
     subject: Subject,
     /// Maximum bytes of its text.
     bytes_max: usize,
@@ -42,7 +42,7 @@ enum Subject {
 
 /// A number that an operator finds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Number {
+pub enum Number {
     Whole(u64),
     Real(f64),
 }
@@ -50,7 +50,7 @@ pub(super) enum Number {
 // === impl Format ===
 
 impl Format {
-    pub(super) fn parse(text: &str, place: &Place<'_>, faults: &mut Faults) -> Option<Self> {
+    pub fn parse(text: &str, place: &Place<'_>, faults: &mut Faults) -> Option<Self> {
         match parts(text) {
             Ok(parts) => Some(Self { parts }),
             Err(fault) => {
@@ -61,7 +61,7 @@ impl Format {
     }
 
     /// Its operator if it is nothing else.
-    pub(super) fn into_operator(self) -> Option<Operator> {
+    pub fn into_operator(self) -> Option<Operator> {
         let [Part::Operator(operator)] = <[Part; 1]>::try_from(self.parts).ok()? else {
             return None;
         };
@@ -69,7 +69,7 @@ impl Format {
     }
 
     /// The text for a stream; an operator that finds nothing is empty.
-    pub(super) fn text<'s>(&'s self, stream: &'s impl Stream) -> Cow<'s, [u8]> {
+    pub fn text<'s>(&'s self, stream: &'s impl Stream) -> Cow<'s, [u8]> {
         let mut texts = self.parts.iter().map(|part| match part {
             Part::Text(text) => Cow::Borrowed(text.as_bytes()),
             Part::Operator(operator) => operator.text(stream).unwrap_or_default(),
@@ -178,7 +178,7 @@ impl Operator {
     }
 
     /// The number that it finds, or that its text says.
-    pub(super) fn number(&self, stream: &impl Stream) -> Option<Number> {
+    pub fn number(&self, stream: &impl Stream) -> Option<Number> {
         match &self.subject {
             Subject::Count(count) => stream.count(*count).map(Number::Whole),
             // Envoy logs an error for a value of another type than is asked for; hits are numbers.

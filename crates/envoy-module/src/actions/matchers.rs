@@ -17,7 +17,7 @@ use pb::query_parameter_matcher::QueryParameterMatchSpecifier as QuerySpecifier;
 
 /// A condition on a value (`envoy.type.matcher.v3.StringMatcher`).
 #[derive(Debug)]
-pub(super) struct StringMatcher {
+pub struct StringMatcher {
     pattern: Pattern,
     /// Letters of ASCII match in either case; the pattern's are in lower case then. Without effect
     /// on a regex.
@@ -35,7 +35,7 @@ enum Pattern {
 
 /// A condition on one header.
 #[derive(Debug)]
-pub(super) struct HeaderMatcher {
+pub struct HeaderMatcher {
     name: String,
     condition: HeaderCondition,
     invert_match: bool,
@@ -55,7 +55,7 @@ enum HeaderCondition {
 
 /// A condition on the first value of one parameter.
 #[derive(Debug)]
-pub(super) struct QueryMatcher {
+pub struct QueryMatcher {
     name: String,
     condition: QueryCondition,
 }
@@ -69,7 +69,7 @@ enum QueryCondition {
 // === impl StringMatcher ===
 
 impl StringMatcher {
-    pub(super) fn compile(
+    pub fn compile(
         message: &matcher_pb::StringMatcher,
         place: &Place<'_>,
         faults: &mut Faults,
@@ -99,28 +99,28 @@ impl StringMatcher {
         }
     }
 
-    pub(super) fn exact(value: &str, ignore_case: bool) -> Self {
+    pub fn exact(value: &str, ignore_case: bool) -> Self {
         Self { pattern: Pattern::Exact(folded(value, ignore_case)), ignore_case }
     }
 
-    pub(super) fn prefix(value: &str, ignore_case: bool) -> Self {
+    pub fn prefix(value: &str, ignore_case: bool) -> Self {
         Self { pattern: Pattern::Prefix(folded(value, ignore_case)), ignore_case }
     }
 
-    pub(super) fn suffix(value: &str, ignore_case: bool) -> Self {
+    pub fn suffix(value: &str, ignore_case: bool) -> Self {
         Self { pattern: Pattern::Suffix(folded(value, ignore_case)), ignore_case }
     }
 
-    pub(super) fn contains(value: &str, ignore_case: bool) -> Self {
+    pub fn contains(value: &str, ignore_case: bool) -> Self {
         let finder = memmem::Finder::new(&folded(value, ignore_case)).into_owned();
         Self { pattern: Pattern::Contains(Box::new(finder)), ignore_case }
     }
 
-    pub(super) fn regex(regex: FullMatch) -> Self {
+    pub fn regex(regex: FullMatch) -> Self {
         Self { pattern: Pattern::Regex(regex), ignore_case: false }
     }
 
-    pub(super) fn matches(&self, value: &[u8]) -> bool {
+    pub fn matches(&self, value: &[u8]) -> bool {
         let same = |part: Option<&[u8]>, pattern: &[u8]| {
             part.is_some_and(|part| match self.ignore_case {
                 true => part.eq_ignore_ascii_case(pattern),
@@ -150,7 +150,7 @@ fn folded(value: &str, ignore_case: bool) -> Vec<u8> {
 // === impl HeaderMatcher ===
 
 impl HeaderMatcher {
-    pub(super) fn compile(
+    pub fn compile(
         message: &pb::HeaderMatcher,
         place: &Place<'_>,
         faults: &mut Faults,
@@ -170,7 +170,7 @@ impl HeaderMatcher {
 
     /// Whether any value of the header matches, or if inverted none does. Without the header, only
     /// a matcher of presence can match, unless that stands for an empty value.
-    pub(super) fn matches(&self, stream: &impl Stream) -> bool {
+    pub fn matches(&self, stream: &impl Stream) -> bool {
         let mut values = stream.request_headers(&self.name);
         if values.is_empty() && self.treat_missing_as_empty {
             values.push(&[]);
@@ -238,7 +238,7 @@ fn number(value: &[u8]) -> Option<i64> {
 }
 
 /// Returns the name in lower case, as Envoy looks it up.
-pub(super) fn header_name(
+pub fn header_name(
     name: &str,
     place: &Place<'_>,
     field: &str,
@@ -248,7 +248,7 @@ pub(super) fn header_name(
 }
 
 /// All values of a request header, joined by commas.
-pub(super) fn header_values<'s>(stream: &'s impl Stream, name: &str) -> Option<Cow<'s, [u8]>> {
+pub fn header_values<'s>(stream: &'s impl Stream, name: &str) -> Option<Cow<'s, [u8]>> {
     let values = stream.request_headers(name);
     match values[..] {
         [] => None,
@@ -260,7 +260,7 @@ pub(super) fn header_values<'s>(stream: &'s impl Stream, name: &str) -> Option<C
 // === impl QueryMatcher ===
 
 impl QueryMatcher {
-    pub(super) fn compile(
+    pub fn compile(
         message: &pb::QueryParameterMatcher,
         place: &Place<'_>,
         faults: &mut Faults,
@@ -279,7 +279,7 @@ impl QueryMatcher {
         Some(Self { name: name?, condition: condition? })
     }
 
-    pub(super) fn matches(&self, query: &[u8]) -> bool {
+    pub fn matches(&self, query: &[u8]) -> bool {
         let value = parameter_value(query, &self.name);
         match &self.condition {
             QueryCondition::Present(expected) => value.is_some() == *expected,
@@ -289,13 +289,13 @@ impl QueryMatcher {
 }
 
 /// The query of a stream: what follows the first `?` of its path.
-pub(super) fn query_of(stream: &impl Stream) -> &[u8] {
+pub fn query_of(stream: &impl Stream) -> &[u8] {
     let path = stream.request_header(":path", 0).unwrap_or_default();
     path.iter().position(|byte| *byte == b'?').map_or(&[], |at| &path[at + 1..])
 }
 
 /// The first value of a parameter, decoded; empty if it has no `=`.
-pub(super) fn parameter_value<'q>(query: &'q [u8], name: &str) -> Option<Cow<'q, [u8]>> {
+pub fn parameter_value<'q>(query: &'q [u8], name: &str) -> Option<Cow<'q, [u8]>> {
     query.split(|byte| *byte == b'&').find_map(|parameter| {
         let equals = parameter.iter().position(|byte| *byte == b'=');
         let (key, value) = match equals {

@@ -32,14 +32,10 @@ const WORD: &str = "0-9A-Za-z_";
 
 /// An expression that has to match the whole value.
 #[derive(Debug)]
-pub(super) struct FullMatch(Regex);
+pub struct FullMatch(Regex);
 
 impl FullMatch {
-    pub(super) fn compile(
-        message: &RegexMatcher,
-        place: &Place<'_>,
-        faults: &mut Faults,
-    ) -> Option<Self> {
+    pub fn compile(message: &RegexMatcher, place: &Place<'_>, faults: &mut Faults) -> Option<Self> {
         let pattern = expect_text(&message.regex, place, "regex", faults)?;
         match Self::new(&pattern) {
             Ok(compiled) => Some(compiled),
@@ -57,7 +53,7 @@ impl FullMatch {
         built(&format!(r"\A(?:{rewritten})\z")).map(Self)
     }
 
-    pub(super) fn matches(&self, value: &[u8]) -> bool {
+    pub fn matches(&self, value: &[u8]) -> bool {
         self.0.is_match(value)
     }
 }

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use crate::actions::{Faults, Place};
 
 /// A field of a message: its name, its number and what it holds.
-pub(super) struct Field(&'static str, u32, Kind);
+pub struct Field(&'static str, u32, Kind);
 
 /// What a field holds.
 enum Kind {
@@ -60,7 +60,7 @@ const MODIFIERS: [&str; 4] =
     ["name", "invert_match", "ignore_case", "treat_missing_header_as_empty"];
 
 /// `envoy.extensions.filters.http.ratelimit.v3.RateLimit`
-pub(super) const FILTER: &[Field] = &[
+pub const FILTER: &[Field] = &[
     Field("domain", 1, Text),
     Field("stage", 2, UINT32),
     Field("request_type", 3, Text),
@@ -89,7 +89,7 @@ pub(super) const FILTER: &[Field] = &[
 ];
 
 /// `envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute`
-pub(super) const ROUTE: &[Field] = &[
+pub const ROUTE: &[Field] = &[
     Field("vh_rate_limits", 1, by_name!(filter::rate_limit_per_route::VhRateLimitsOptions)),
     Field("override_option", 2, by_name!(filter::rate_limit_per_route::OverrideOptions)),
     Field("rate_limits", 3, RATE_LIMITS),
@@ -303,7 +303,7 @@ const ADDRESS_MATCHER: &[Field] = &[
 ];
 
 /// Serializes the message of these fields that `json` holds; what is faulty is left out and noted.
-pub(super) fn serialize(json: &[u8], fields: &[Field], faults: &mut Faults) -> Vec<u8> {
+pub fn serialize(json: &[u8], fields: &[Field], faults: &mut Faults) -> Vec<u8> {
     let mut message = Vec::new();
     match serde_json::from_slice(json) {
         Ok(object) => put_fields(&mut message, fields, &object, None, faults),
@@ -313,7 +313,7 @@ pub(super) fn serialize(json: &[u8], fields: &[Field], faults: &mut Faults) -> V
 }
 
 /// A text that the message has no field for, if `bytes` are JSON with it.
-pub(super) fn text(bytes: &[u8], name: &str, faults: &mut Faults) -> Option<String> {
+pub fn text(bytes: &[u8], name: &str, faults: &mut Faults) -> Option<String> {
     let object: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
     match object.get(name)? {
         Value::String(text) => Some(text.clone()),

@@ -24,19 +24,19 @@ use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::HealthHandle;
 
 /// Supervised tasks; dropping this ends them.
-pub(super) struct Background {
+pub struct Background {
     tasks: JoinSet<()>,
     supervisor: Supervisor,
 }
 
 /// An HTTP listener: what it serves, and when it stops.
 #[derive(Clone)]
-pub(super) struct HttpServer {
-    pub(super) parts: HttpServerParts,
+pub struct HttpServer {
+    pub parts: HttpServerParts,
     /// True once no more connections are to be accepted.
-    pub(super) stop: watch::Receiver<bool>,
+    pub stop: watch::Receiver<bool>,
     /// Where connections are accepted.
-    pub(super) runtime: Handle,
+    pub runtime: Handle,
 }
 
 /// A listener that a restarted task can take again, until it is removed.
@@ -45,12 +45,12 @@ type SharedListener = Arc<Mutex<Option<std::net::TcpListener>>>;
 // === impl Background ===
 
 impl Background {
-    pub(super) fn new(supervisor: &Supervisor) -> Self {
+    pub fn new(supervisor: &Supervisor) -> Self {
         Self { tasks: JoinSet::new(), supervisor: supervisor.clone() }
     }
 
     /// Keeps gRPC's health service in step with `/healthcheck`.
-    pub(super) fn spawn_health(
+    pub fn spawn_health(
         &mut self,
         published: Arc<CurrentRules>,
         health: Health,
@@ -60,7 +60,7 @@ impl Background {
     }
 
     /// Maintains the leases of `limiter` and its requests for more.
-    pub(super) fn spawn_limiter(&mut self, published: Arc<CurrentRules>, limiter: Limiter) {
+    pub fn spawn_limiter(&mut self, published: Arc<CurrentRules>, limiter: Limiter) {
         self.spawn("rules", (published, limiter.clone()), follow_rules);
         let task = |limiter: Limiter| async move { limiter.run_heartbeats().await };
         self.spawn("heartbeat", limiter.clone(), task);
@@ -75,24 +75,24 @@ impl Background {
     }
 
     /// Counts each second for the live page.
-    pub(super) fn spawn_live(&mut self, live: Live) {
+    pub fn spawn_live(&mut self, live: Live) {
         self.spawn("live", live, Live::run);
     }
 
     /// Sends metrics to their collector, in `runtime`.
-    pub(super) fn spawn_push(&mut self, push: Push, runtime: &Handle) {
+    pub fn spawn_push(&mut self, push: Push, runtime: &Handle) {
         let task = move || push.clone().run();
         self.tasks.spawn_on(self.supervisor.clone().run("metrics", task), runtime);
     }
 
     /// Sends counts to statsd, in `runtime`.
-    pub(super) fn spawn_statsd(&mut self, push: StatsdPush, runtime: &Handle) {
+    pub fn spawn_statsd(&mut self, push: StatsdPush, runtime: &Handle) {
         let task = move || push.clone().run();
         self.tasks.spawn_on(self.supervisor.clone().run("statsd", task), runtime);
     }
 
     /// Writes the rules that come into force, and the pod counts that `limiter` receives.
-    pub(super) fn spawn_snapshot(&mut self, snapshot: Arc<Snapshot>, limiter: Limiter) {
+    pub fn spawn_snapshot(&mut self, snapshot: Arc<Snapshot>, limiter: Limiter) {
         self.spawn("snapshot", Arc::clone(&snapshot), Snapshot::run);
         let follow = |(snapshot, limiter): (Arc<Snapshot>, Limiter)| async move {
             snapshot.track_pods(|| limiter.pods_by_domain()).await;
@@ -101,7 +101,7 @@ impl Background {
     }
 
     /// Serves `server` until it is asked to stop and every request has been answered.
-    pub(super) fn serve(
+    pub fn serve(
         &mut self,
         name: &'static str,
         listener: TcpListener,
@@ -118,12 +118,12 @@ impl Background {
     }
 
     /// Aborts every task.
-    pub(super) fn abort(&mut self) {
+    pub fn abort(&mut self) {
         self.tasks.abort_all();
     }
 
     /// Resolves once every task has ended; tasks that end only by being dropped never do.
-    pub(super) async fn ended(&mut self) {
+    pub async fn ended(&mut self) {
         while self.tasks.join_next().await.is_some() {}
     }
 

@@ -43,7 +43,7 @@ const PAGES_MAX: usize = 64;
 const RUNTIME_FILES: usize = 4;
 
 /// Creates the connection pools, sized by the limit on open files less those of `runtimes`.
-pub(super) fn connection_limits(runtimes: usize) -> ConnectionLimits {
+pub fn connection_limits(runtimes: usize) -> ConnectionLimits {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let files = files_max(&limits).unwrap_or(usize::MAX).saturating_sub(runtimes * RUNTIME_FILES);
     let part = |of: usize, max: usize| (files / of).clamp(1, max);
@@ -61,7 +61,7 @@ fn files_max(limits: &str) -> Option<usize> {
 
 /// Binds a TCP listener. `name` and `variable` appear in errors: which listener it is, and how to
 /// change its address.
-pub(super) async fn tcp(
+pub async fn tcp(
     address: &HostPort,
     name: &str,
     variable: &str,
@@ -98,7 +98,7 @@ fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Binds a Unix socket and replaces one that no process listens on any more. No client can connect
 /// before the socket has its mode and group.
-pub(super) async fn unix(uds: &Uds) -> Result<UnixListener, BuildError> {
+pub async fn unix(uds: &Uds) -> Result<UnixListener, BuildError> {
     let Uds { path, mode, group } = uds;
     let fault = |setting: &str, what: &dyn std::fmt::Display| {
         let path = path.display();
@@ -171,13 +171,13 @@ async fn remove_stale(path: &Path) -> Result<(), String> {
 const IN_USE: &str = "another process listens on it";
 
 /// The address a listener is bound to; a port given as 0 is resolved.
-pub(super) fn local_address(listener: &TcpListener) -> Result<SocketAddr, BuildError> {
+pub fn local_address(listener: &TcpListener) -> Result<SocketAddr, BuildError> {
     listener.local_addr().map_err(|error| BuildError::new(error.to_string()))
 }
 
 /// The address at which a listener is reached from this machine, since a client cannot connect to
 /// "all interfaces".
-pub(super) fn reachable_address(mut listener: SocketAddr) -> SocketAddr {
+pub fn reachable_address(mut listener: SocketAddr) -> SocketAddr {
     if listener.ip().is_unspecified() {
         match listener {
             SocketAddr::V4(_) => listener.set_ip(Ipv4Addr::LOCALHOST.into()),

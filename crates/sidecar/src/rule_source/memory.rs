@@ -29,25 +29,25 @@ const FREE_MAX: Duration = Duration::from_millis(300);
 
 /// Tells the bytes that rules may take now. A cheap handle.
 #[derive(Clone)]
-pub(super) struct MemoryLeft(Arc<dyn Fn() -> usize + Send + Sync>);
+pub struct MemoryLeft(Arc<dyn Fn() -> usize + Send + Sync>);
 
 // === impl MemoryLeft ===
 
 impl MemoryLeft {
     /// What the control group has left; `usize::MAX` without a limit.
-    pub(super) fn of_process() -> Self {
+    pub fn of_process() -> Self {
         let left = |limit| memory_left(limit, resident().unwrap_or_default());
         Self(Arc::new(move || limit_of_process().map_or(usize::MAX, left)))
     }
 
     /// What this counter says.
     #[cfg(test)]
-    pub(super) fn of_counter(bytes: Arc<std::sync::atomic::AtomicUsize>) -> Self {
+    pub fn of_counter(bytes: Arc<std::sync::atomic::AtomicUsize>) -> Self {
         Self(Arc::new(move || bytes.load(std::sync::atomic::Ordering::Relaxed)))
     }
 
     /// The bytes that rules may take now.
-    pub(super) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         (self.0)()
     }
 
@@ -56,7 +56,7 @@ impl MemoryLeft {
     ///
     /// # Errors
     /// All faults, or that there is not enough memory.
-    pub(super) fn load(
+    pub fn load(
         &self,
         mut load: impl FnMut(usize) -> Result<Loaded, Faults>,
     ) -> Result<Loaded, Faults> {
@@ -77,7 +77,7 @@ impl fmt::Debug for MemoryLeft {
 }
 
 /// The limit of the process's memory, in bytes, if there is one.
-pub(super) fn limit_of_process() -> Option<usize> {
+pub fn limit_of_process() -> Option<usize> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     limit(&groups, |path| fs::read_to_string(path).ok())
 }

@@ -57,7 +57,7 @@ trait ReadWrite: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> ReadWrite for S {}
 
 /// Warns of a server that anyone on the way to it can stand in for.
-pub(super) fn warn_of_plaintext(settings: &Xds) {
+pub fn warn_of_plaintext(settings: &Xds) {
     let server = &settings.server;
     let address = server.host.parse::<IpAddr>();
     let is_loopback = server.host == "localhost" || address.is_ok_and(|it| it.is_loopback());
@@ -73,7 +73,7 @@ pub(super) fn warn_of_plaintext(settings: &Xds) {
 ///
 /// # Errors
 /// One line: why the server cannot be reached.
-pub(super) async fn connect(settings: &Xds) -> Result<Channel, String> {
+pub async fn connect(settings: &Xds) -> Result<Channel, String> {
     let connected = timeout(CONNECT_MAX, Box::pin(try_connect(settings))).await;
     connected.unwrap_or_else(|_| Err(format!("no answer within {CONNECT_MAX:?}")))
 }
@@ -182,7 +182,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Monitored<S> {
 /// Adds what to check to the reason why no stream could be opened. With TLS 1.3 a server refuses a
 /// client without a certificate after the handshake, and the client often sees only a closed
 /// connection.
-pub(super) fn with_hint(why: String, settings: &Xds) -> String {
+pub fn with_hint(why: String, settings: &Xds) -> String {
     let has_no_certificate = |files: &ClientFiles| files.identity.is_none();
     match settings.tls().as_ref().is_some_and(has_no_certificate) {
         true => format!(
@@ -221,7 +221,7 @@ async fn secure(
 }
 
 /// The innermost cause of an error, which is the most specific one. It may quote the server.
-pub(super) fn innermost(mut error: &dyn Error) -> String {
+pub fn innermost(mut error: &dyn Error) -> String {
     while let Some(source) = error.source() {
         error = source;
     }

@@ -69,7 +69,7 @@ const SHADOW: &str = "shadow";
 
 /// What is reported, over all connections.
 #[derive(Debug)]
-pub(super) struct LoadReporter {
+pub struct LoadReporter {
     meters: Meters,
     hot_keys: HotKeys,
     clock: Clock,
@@ -85,7 +85,7 @@ pub(super) struct LoadReporter {
 
 /// Ends the reports of a connection when it is dropped.
 #[derive(Debug)]
-pub(super) struct Reporting(pub(super) AbortHandle);
+pub struct Reporting(pub AbortHandle);
 
 impl Drop for Reporting {
     fn drop(&mut self) {
@@ -94,7 +94,7 @@ impl Drop for Reporting {
 }
 
 /// Reports on this channel, for as long as it is the channel of the rules. Does not return.
-pub(super) async fn report(
+pub async fn report(
     channel: Channel,
     settings: Arc<Xds>,
     node: Node,
@@ -162,7 +162,7 @@ async fn stream_reports(
 // === impl LoadReporter ===
 
 impl LoadReporter {
-    pub(super) fn new((meters, hot_keys): (Meters, HotKeys), clock: Clock) -> Self {
+    pub fn new((meters, hot_keys): (Meters, HotKeys), clock: Clock) -> Self {
         let named = Vec::new();
         let reported = HashMap::new();
         let interval = INTERVAL_MAX;

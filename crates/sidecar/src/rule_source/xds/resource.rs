@@ -18,7 +18,7 @@ const NAME_CHARS_MAX: usize = 256;
 
 /// The types of resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ResourceType {
+pub enum ResourceType {
     /// The rules of a domain, as Envoy's rate limit service takes them.
     RateLimitConfig,
     /// A rule file of ours.
@@ -27,27 +27,27 @@ pub(super) enum ResourceType {
 
 /// A resource as the text of a rule file.
 #[derive(Debug, Clone)]
-pub(super) struct Resource {
+pub struct Resource {
     /// Its domain; empty if that is not known.
-    pub(super) domain: String,
-    pub(super) source: Arc<Source>,
+    pub domain: String,
+    pub source: Arc<Source>,
 }
 
 /// Why a resource cannot be read; follows the place of the resource.
 #[derive(Debug)]
-pub(super) struct Unread {
-    pub(super) why: String,
+pub struct Unread {
+    pub why: String,
     /// With more memory than there is now it might be read.
-    pub(super) lacks_memory: bool,
+    pub lacks_memory: bool,
 }
 
 /// Resources by their names.
-pub(super) type Resources = BTreeMap<String, Resource>;
+pub type Resources = BTreeMap<String, Resource>;
 
 // === impl ResourceType ===
 
 impl ResourceType {
-    pub(super) const fn url(self) -> &'static str {
+    pub const fn url(self) -> &'static str {
         match self {
             Self::RateLimitConfig => CONFIG_TYPE,
             Self::Rules => RULES_TYPE,
@@ -55,7 +55,7 @@ impl ResourceType {
     }
 
     /// What the name of a source begins with.
-    pub(super) const fn prefix(self) -> &'static str {
+    pub const fn prefix(self) -> &'static str {
         match self {
             Self::RateLimitConfig => "xds:",
             Self::Rules => "xds-yaml:",
@@ -64,7 +64,7 @@ impl ResourceType {
 
     /// Reads a resource, with its name, within so many bytes of `memory`. What equals the `known`
     /// resource of that name is shared with it.
-    pub(super) fn read(
+    pub fn read(
         self,
         resource: &Any,
         known: &Resources,
@@ -90,7 +90,7 @@ impl ResourceType {
     }
 
     /// Returns the name and the resource that became this source; `None` if another type did.
-    pub(super) fn of_source(self, source: &Arc<Source>) -> Option<(String, Resource)> {
+    pub fn of_source(self, source: &Arc<Source>) -> Option<(String, Resource)> {
         let name = source.name.strip_prefix(self.prefix())?;
         let text = std::str::from_utf8(&source.text).unwrap_or_default();
         let domain = domain_of(text).to_owned();
@@ -152,36 +152,36 @@ const FAULTS_MAX: usize = 1000;
 const SET_TEXT_BYTES_MAX: usize = 256 << 20;
 
 /// Identifies what a response holds.
-pub(super) type Digest = blake3::Hash;
+pub type Digest = blake3::Hash;
 
 /// A set of resources that was received and is not accepted yet.
 #[derive(Debug)]
-pub(super) struct Received {
-    pub(super) version: String,
-    pub(super) resources: Resources,
+pub struct Received {
+    pub version: String,
+    pub resources: Resources,
 }
 
 /// Why a set is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Refused {
+pub struct Refused {
     /// All faults, one line each.
-    pub(super) faults: Vec<String>,
+    pub faults: Vec<String>,
     /// The set has no other fault than that memory is lacking at this moment.
-    pub(super) is_for_now: bool,
+    pub is_for_now: bool,
 }
 
 // === impl Refused ===
 
 impl Refused {
     /// A set with a fault that it will have at any time.
-    pub(super) fn finally(fault: String) -> Self {
+    pub fn finally(fault: String) -> Self {
         Self { faults: vec![fault], is_for_now: false }
     }
 }
 
 /// Reads a response of this type, of which `known` resources were accepted, within so many bytes of
 /// `memory`. The error is all faults of its resources.
-pub(super) fn read(
+pub fn read(
     of: ResourceType,
     response: &DiscoveryResponse,
     known: &Resources,
@@ -191,7 +191,7 @@ pub(super) fn read(
 }
 
 /// The same with another maximum of the bytes of the texts.
-pub(super) fn read_within(
+pub fn read_within(
     text_bytes_max: usize,
     of: ResourceType,
     response: &DiscoveryResponse,
@@ -240,7 +240,7 @@ pub(super) fn read_within(
 }
 
 /// Identifies what `response` holds.
-pub(super) fn digest(response: &DiscoveryResponse) -> Digest {
+pub fn digest(response: &DiscoveryResponse) -> Digest {
     let mut hasher = blake3::Hasher::new();
     for resource in &response.resources {
         for part in [resource.type_url.as_bytes(), &resource.value] {

@@ -33,7 +33,7 @@ use crate::rule_source::watch::{Compiled, Load, Terms};
 
 /// The resources of all types.
 #[derive(Debug)]
-pub(super) struct RuleSet {
+pub struct RuleSet {
     subscriptions: Vec<Subscription>,
     /// Whether several resources may add rules to one domain.
     merges_domains: bool,
@@ -47,15 +47,15 @@ pub(super) struct RuleSet {
 
 /// The answer to a response.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub struct Answer {
     /// The first one answers the response; others say that a set of another type, which had been
     /// refused, is accepted.
-    pub(super) requests: Vec<DiscoveryRequest>,
-    pub(super) kind: AnswerKind,
+    pub requests: Vec<DiscoveryRequest>,
+    pub kind: AnswerKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AnswerKind {
+pub enum AnswerKind {
     Accepted,
     /// The first set of its type is good, and waits for that of another type to be put in force.
     AcceptedFirst,
@@ -75,7 +75,7 @@ struct Candidate {
 // === impl RuleSet ===
 
 impl RuleSet {
-    pub(super) fn new(
+    pub fn new(
         types: &[ResourceType],
         merges_domains: bool,
         pusher: Pusher,
@@ -92,19 +92,19 @@ impl RuleSet {
 
     /// Takes the sources of a snapshot, which are in force, as accepted: those that the server does
     /// not send are removed after the same wait as others.
-    pub(super) fn seed(&mut self, sources: &[Arc<Source>]) {
+    pub fn seed(&mut self, sources: &[Arc<Source>]) {
         let seeded: usize = self.subscriptions.iter_mut().map(|it| it.seed(sources)).sum();
         self.is_seeded = seeded > 0 && seeded == sources.len();
     }
 
     /// The first requests of a stream.
-    pub(super) fn begin(&mut self, node: &Node) -> Vec<DiscoveryRequest> {
+    pub fn begin(&mut self, node: &Node) -> Vec<DiscoveryRequest> {
         self.subscriptions.iter_mut().map(|it| it.begin(node.clone())).collect()
     }
 
     /// Puts the rules of a response in force, or refuses it. `None` for a response of a type that
     /// has no subscription.
-    pub(super) async fn take(&mut self, response: DiscoveryResponse) -> Option<Answer> {
+    pub async fn take(&mut self, response: DiscoveryResponse) -> Option<Answer> {
         let Some(at) = self.subscriptions.iter().position(|it| it.is_of(&response)) else {
             let kind = excerpt(&response.type_url);
             warn!("the xDS server sent resources of the type {kind}, which was not asked for");
@@ -285,7 +285,7 @@ impl RuleSet {
 
     /// Resolves when the wait for the removal of a resource is over, or that of a set that is tried
     /// again: [`RuleSet::catch_up`] does it.
-    pub(super) async fn until_due(&self) {
+    pub async fn until_due(&self) {
         let retry_at = self.subscriptions.iter().filter_map(Subscription::retry_at).min();
         match [self.leave_at(), retry_at].into_iter().flatten().min() {
             Some(at) => sleep_until(self.clock.instant(at)).await,
@@ -304,7 +304,7 @@ impl RuleSet {
 
     /// Does what is due. Returns the requests that tell the server what is accepted or refused by
     /// that.
-    pub(super) async fn catch_up(&mut self) -> Vec<DiscoveryRequest> {
+    pub async fn catch_up(&mut self) -> Vec<DiscoveryRequest> {
         let now = self.clock.now();
         if self.leave_at().is_some_and(|at| at <= now) {
             self.let_go(now).await;
@@ -639,13 +639,13 @@ type Outcome = Result<(), Refused>;
 
 /// The side of the stream.
 #[derive(Debug)]
-pub(super) struct Pusher {
+pub struct Pusher {
     set: Arc<Mutex<PushedSet>>,
     wake: SyncSender<()>,
 }
 
 /// The side of the thread.
-pub(super) struct Pushed {
+pub struct Pushed {
     set: Arc<Mutex<PushedSet>>,
     options: Options,
     memory: MemoryLeft,
@@ -670,7 +670,7 @@ struct PushedSet {
 }
 
 /// Creates the thread's side, and what makes the stream's side of it.
-pub(super) fn pushed(
+pub fn pushed(
     options: Options,
     memory: MemoryLeft,
 ) -> (Pushed, impl FnOnce(SyncSender<()>) -> Pusher) {

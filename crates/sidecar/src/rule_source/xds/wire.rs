@@ -12,48 +12,44 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Channel;
 use tonic::{Request, Streaming};
 
-pub(super) use discovery::DiscoveryRequest;
-pub(super) use envoy_types::pb::envoy::config::core::v3::Node;
-pub(super) use envoy_types::pb::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
-pub(super) use envoy_types::pb::envoy::config::endpoint::v3::{
-    ClusterStats, UpstreamLocalityStats,
-};
+pub use discovery::DiscoveryRequest;
+pub use envoy_types::pb::envoy::config::core::v3::Node;
+pub use envoy_types::pb::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
+pub use envoy_types::pb::envoy::config::endpoint::v3::{ClusterStats, UpstreamLocalityStats};
 use envoy_types::pb::envoy::service::discovery::v3 as discovery;
 use envoy_types::pb::envoy::service::load_stats::v3 as load_stats;
-pub(super) use envoy_types::pb::google::protobuf::value::Kind;
-pub(super) use envoy_types::pb::google::protobuf::{Duration, Struct, Value};
-pub(super) use envoy_types::pb::google::rpc::Status;
-pub(super) use load_stats::load_reporting_service_client::LoadReportingServiceClient;
-pub(super) use load_stats::{LoadStatsRequest, LoadStatsResponse};
-pub(super) use ratelease_xds::{
-    CONFIG_TYPE, MEMORY_KEY, RULES_TYPE, RULES_VERSION_KEY, RulesResource,
-};
+pub use envoy_types::pb::google::protobuf::value::Kind;
+pub use envoy_types::pb::google::protobuf::{Duration, Struct, Value};
+pub use envoy_types::pb::google::rpc::Status;
+pub use load_stats::load_reporting_service_client::LoadReportingServiceClient;
+pub use load_stats::{LoadStatsRequest, LoadStatsResponse};
+pub use ratelease_xds::{CONFIG_TYPE, MEMORY_KEY, RULES_TYPE, RULES_VERSION_KEY, RulesResource};
 
 /// The fields of a `DiscoveryResponse` that are read. Decoded from `Bytes`, its resources share
 /// them.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct DiscoveryResponse {
+pub struct DiscoveryResponse {
     #[prost(string, tag = "1")]
-    pub(super) version_info: String,
+    pub version_info: String,
     #[prost(message, repeated, tag = "2")]
-    pub(super) resources: Vec<Any>,
+    pub resources: Vec<Any>,
     #[prost(string, tag = "4")]
-    pub(super) type_url: String,
+    pub type_url: String,
     #[prost(string, tag = "5")]
-    pub(super) nonce: String,
+    pub nonce: String,
 }
 
 /// A message of any type.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Any {
+pub struct Any {
     #[prost(string, tag = "1")]
-    pub(super) type_url: String,
+    pub type_url: String,
     #[prost(bytes = "bytes", tag = "2")]
-    pub(super) value: Bytes,
+    pub value: Bytes,
 }
 
 /// A value that is a text.
-pub(super) fn text_value(text: &str) -> Value {
+pub fn text_value(text: &str) -> Value {
     Value { kind: Some(Kind::StringValue(text.to_owned())) }
 }
 
@@ -77,7 +73,7 @@ const RESOURCES: u32 = 2;
 const TEXT_BYTES_MAX: usize = 4096;
 
 /// Opens the stream. The first response may take as long as the server likes.
-pub(super) async fn stream_aggregated_resources(
+pub async fn stream_aggregated_resources(
     channel: Channel,
     requests: Request<impl Stream<Item = DiscoveryRequest> + Send + 'static>,
     message_bytes_max: usize,

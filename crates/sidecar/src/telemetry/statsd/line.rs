@@ -14,7 +14,7 @@ use std::time::Duration;
 use ratelease_cli::settings::{Mogrifier, StatsdDialect, Tag};
 
 /// Writes lines into packets that no line crosses.
-pub(super) struct Lines<'a> {
+pub struct Lines<'a> {
     /// The rules that rename metrics; `None` for statsd, whose tags are part of the name.
     mogrifiers: Option<&'a [Mogrifier]>,
     /// The tags of all metrics, as they are written.
@@ -28,7 +28,7 @@ pub(super) struct Lines<'a> {
 
 impl<'a> Lines<'a> {
     /// Creates packets of at most `bytes_max` bytes; a longer line has a packet of its own.
-    pub(super) fn new(dialect: &'a StatsdDialect, tags: &[Tag], bytes_max: usize) -> Self {
+    pub fn new(dialect: &'a StatsdDialect, tags: &[Tag], bytes_max: usize) -> Self {
         let tag_texts = |separator: char| {
             let pairs = tags.iter().map(move |(name, value)| format!("{name}{separator}{value}"));
             pairs.collect::<Vec<_>>()
@@ -45,14 +45,14 @@ impl<'a> Lines<'a> {
     }
 
     /// Writes that the count `name` has grown; nothing if it has not.
-    pub(super) fn counter(&mut self, name: &str, more: u64) {
+    pub fn counter(&mut self, name: &str, more: u64) {
         if more > 0 {
             self.write(name, format_args!("{more}|c"));
         }
     }
 
     /// Writes that `count` calls took about `took`; nothing if there were none.
-    pub(super) fn timer(&mut self, name: &str, took: Duration, count: u64) {
+    pub fn timer(&mut self, name: &str, took: Duration, count: u64) {
         // Nanoseconds are whole, and their quotient is as short as can be.
         let millis = took.as_nanos() as f64 / 1e6;
         match count {
@@ -68,7 +68,7 @@ impl<'a> Lines<'a> {
     }
 
     /// The packets with all lines.
-    pub(super) fn packets(self) -> Vec<Vec<u8>> {
+    pub fn packets(self) -> Vec<Vec<u8>> {
         self.packets
     }
 
