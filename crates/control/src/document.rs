@@ -23,7 +23,7 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 pub use check::{
-    FieldFault, check_weights, check_together, compile, memory_for_rules, mib, need_at_most, weigh,
+    FieldFault, check_sizes, check_together, compile, memory_for_rules, mib, need_at_most, weigh,
 };
 pub use difference::{Difference, RuleChange, difference, domain_of_shadow, shadow};
 pub use render::render;

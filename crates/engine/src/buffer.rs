@@ -1,4 +1,4 @@
-//! The local tokens of one key: take, refill, expire. Pure: `now` is an argument.
+//! The local tokens of one key: take, refill, expire. Reads no clock: `now` is an argument.
 
 pub mod table;
 
@@ -738,7 +738,7 @@ impl<A: Cold> PackedLeases<A> {
         self.set_older(LeasedTokens::default());
     }
 
-    /// An empty stock that keeps what the owner has in the box.
+    /// No leases, but still what the owner has in the box.
     fn emptied(mut self) -> Self {
         self.clear();
         Self { cold: self.cold, ..Self::empty() }

@@ -1,8 +1,9 @@
 //! Loads a set of sources of which most are those of the set before: only the others are compiled.
 //!
-//! A source that is compiled alone has the rules that it has in one load of all, unless they want a
-//! path of another domain, or all exceed a ceiling together. Then, and where one of several changed
-//! sources has faults, all are compiled in one load, which finds the faults of all.
+//! Compiling a source alone gives the same rules as one load of all, unless the path of one of its
+//! rules is that of a rule of another domain, or all sources together exceed a ceiling. Then, and
+//! where one of several changed sources has faults, all are compiled in one load, which finds the
+//! faults of all.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! What sources that were loaded one by one take in one load: a process that has the weight of each
-//! knows without it that the load of all succeeds, and what it takes at most.
+//! What a source takes of the ceilings of a load. From the weights of sources that were compiled one
+//! by one, a process knows whether one load of all would succeed, and an upper bound of its memory,
+//! without that load.
 
 use crate::compile::{DESCRIPTORS_MAX, PATH_BYTES_MAX, Paths};
 use crate::memory::{MemoryUse, boxed};

@@ -1,4 +1,4 @@
-//! The rules in force, and the results of their loads.
+//! The rules in force, which `service` decides by, and the results of their loads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,8 +12,8 @@ use tokio::sync::watch as channel;
 /// The rules in force, and the results of their loads. Shared by all parts, written by the watcher.
 ///
 /// ```text
-///  none ──put──▶ in force ──put──▶ in force (newer)
-///                 └─refuse─▶ in force, with a last fault ─put or restore─▶ in force
+///  none ─put_in_force─▶ in force ─put_in_force─▶ in force (newer)
+///                        └─refuse─▶ in force, with a last fault ─put_in_force or restore─▶ in force
 /// ```
 /// Rules are replaced whole and never withdrawn. The first rules may come from a snapshot, while
 /// the rules of the source are refused.
@@ -91,7 +91,7 @@ impl CurrentRules {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// Notes that the directory holds the rules in force again, after other rules were refused.
+    /// Notes that the source holds the rules in force again, after other rules were refused.
     pub fn restore(&self) {
         *self.last_fault.lock() = None;
         self.is_from_snapshot.store(false, Ordering::Relaxed);

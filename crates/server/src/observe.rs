@@ -1,8 +1,9 @@
 //! Passes each decision to what records it: `metrics`, `hot_keys` and `trace`, and logs a sample of
 //! the decisions. `service` calls it.
 //!
-//! Runs in the path of every request: takes no lock, touches no counter that all cores share, and
-//! allocates nothing for a request of the common kind.
+//! Runs in the path of every request: but for decisions that are sampled for the log, it touches no
+//! counter that all cores share. It waits for a lock, and allocates, only for those, and for the
+//! first hit of a rule or a value.
 
 use std::fmt;
 use std::sync::Arc;

@@ -264,7 +264,7 @@ impl DecisionService {
         verdict: Verdict<'r>,
         start: Time,
     ) -> Answer<'r> {
-        let now = self.limiter.clock().now();
+        let now = self.now();
         let took = now.since(start);
         self.observers.note(&Decision { request, verdict: &verdict, took, now });
         if let Some(domain) = rules.candidate_of(request.domain) {
@@ -499,11 +499,11 @@ impl Item<'_> {
 
 // Limits the number of calls that wait at once.
 //
-// A call takes a permit once its message is complete; the memory of incomplete messages is bounded
-// separately (`body_budget.rs`). The calls that can accumulate here wait for a lease or a slot.
-// Calls that wait for the CPU do so before they come here, and are bounded by the streams of their
-// connections. Refusing these by the length of their queue left nothing decided at all (tried
-// once, at three times the saturating load): an error may well cost as much as a decision.
+// A call takes a permit when it begins to wait for a lease or a slot; the memory of incomplete
+// messages is bounded separately (`body_budget.rs`). Calls that wait for the CPU do so before they
+// come here, and are bounded by the streams of their connections. Refusing these by the length of
+// their queue left nothing decided at all (tried once, at three times the saturating load): an
+// error may well cost as much as a decision.
 
 /// One in this many permits is reserved for connections that have few of them: a connection that
 /// takes all others shuts out only itself.

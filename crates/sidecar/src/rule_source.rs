@@ -1,7 +1,7 @@
-//! The rules in force and where they come from.
+//! Where the rules come from.
 //!
 //! [`directory`] reads and compiles the files of the rules directory, [`watch`] loads them again
-//! when they change and publishes them as `CurrentRules`, [`xds`] takes them from an xDS server
+//! when they change and puts them in force as `CurrentRules`, [`xds`] takes them from an xDS server
 //! instead, and [`snapshot`] keeps the last good ones for a start that finds none. `memory` says
 //! how much they may take. May use the rules, the engine and the settings. [`service`] decides by
 //! the rules in force; [`admin`] shows them.

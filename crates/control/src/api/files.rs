@@ -24,7 +24,7 @@ use super::publish::{
 use super::{App, MIB};
 use crate::auth::Caller;
 use crate::document::{
-    Difference, Document, FieldFault, RuleChange, check_weights, difference, read, render,
+    Difference, Document, FieldFault, RuleChange, check_sizes, difference, read, render,
 };
 use crate::store::{PublishedText, Replacement, StoreError, Write};
 use crate::work::heavy;
@@ -117,7 +117,7 @@ async fn import(
         check_new_domain(&document.domain)?;
         call.caller.need_domain(&document.domain)?;
     }
-    check_weights(&documents)?;
+    check_sizes(&documents)?;
     if call.publishes {
         app.take_publisher_turn(&call.caller).await?;
     }

@@ -333,9 +333,6 @@ async fn former_documents(
 }
 
 // Compiles drafts, and makes versions of them in the transaction of a write.
-//
-// Nothing is compiled in a transaction: it would hold up all other writes. [`approve`] compiles,
-// and [`publish_texts`] commits only if nothing was published since.
 
 /// What was published.
 #[derive(Debug, Serialize, ToSchema)]
@@ -417,9 +414,9 @@ pub async fn read_text(text: String) -> Result<Document, Problem> {
     Ok(documents.pop().unwrap_or_default())
 }
 
-/// Compiles all that would be published with these texts, as a pod does: it loads all domains at
-/// once. While a rollout is under way, what its chosen pods would have is compiled too. No
-/// transaction is open meanwhile.
+/// Sees that pods can load all that would be published with these texts: see [`check_set`]. While a
+/// rollout is under way, this holds for what its chosen pods would have too. No transaction is open
+/// meanwhile.
 ///
 /// # Errors
 /// Refuses what pods would refuse, and domains of a rollout that is under way.
@@ -719,8 +716,8 @@ fn check_domain_bytes(app: &App, texts: &[PublishedText]) -> Result<(), Problem>
     Err(Problem::faults("domains are too large to be published; remove rules of each", faults))
 }
 
-/// Compiles all that would be published, as a pod does, and refuses what needs more memory than
-/// pods have.
+/// Refuses what needs more memory than pods have: by the weights of its domains, and only if these
+/// leave it open by one load of all, as a pod does.
 async fn check_set(app: &App, domains: Domains, former: Option<&Domains>) -> Result<(), Problem> {
     let max = memory_for_rules(app.settings.pod_memory);
     let Some(needed) = excess(domains, former, max).await? else { return Ok(()) };

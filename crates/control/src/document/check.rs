@@ -45,7 +45,7 @@ pub fn compile(
     documents: &[Document],
     memory: usize,
 ) -> Result<(Vec<FieldFault>, Vec<String>), Vec<FieldFault>> {
-    check_weights(documents)?;
+    check_sizes(documents)?;
     let rendered: Vec<_> = documents.iter().map(render).collect();
     // Compiled one by one: a source is known by its index, and no fault is of two of them.
     let mut faults = Vec::new();
@@ -129,11 +129,11 @@ pub fn mib(bytes: usize) -> String {
 ///
 /// # Errors
 /// Each domain that exceeds its part.
-pub fn check_weights(documents: &[Document]) -> Result<(), Vec<FieldFault>> {
+pub fn check_sizes(documents: &[Document]) -> Result<(), Vec<FieldFault>> {
     let mut faults = Vec::new();
     for document in documents {
         let mut fault = |message| faults.push(FieldFault::of_rules(&document.domain, message));
-        let (descriptors, path_bytes) = weight(document);
+        let (descriptors, path_bytes) = size_of_rules(document);
         if descriptors > DESCRIPTORS_MAX {
             fault(format!(
                 "{descriptors} descriptors; expected at most {DESCRIPTORS_MAX} in one domain"
@@ -186,7 +186,7 @@ pub fn check_together(texts: Vec<(String, String)>) -> Result<usize, (String, St
 }
 
 /// The number of descriptors, and the bytes of the paths of all rules.
-fn weight(document: &Document) -> (usize, usize) {
+fn size_of_rules(document: &Document) -> (usize, usize) {
     let mut descriptors = 0;
     let mut path_bytes = 0;
     let mut before: &[Entry] = &[];
@@ -226,8 +226,8 @@ mod tests {
     #[test]
     fn a_domain_has_a_part_of_what_a_pod_loads() {
         let (small, large) = (document(&file("b", 8000, 10)), document(&file("a", 8000, 4300)));
-        assert_eq!(weight(&small).0, 11);
-        let faults = check_weights(&[small, large]).unwrap_err();
+        assert_eq!(size_of_rules(&small).0, 11);
+        let faults = check_sizes(&[small, large]).unwrap_err();
         assert_eq!(faults.len(), 1, "{faults:?}");
         assert_eq!((faults[0].domain.as_deref(), &*faults[0].field), (Some("a"), "descriptors"));
     }

@@ -1,5 +1,5 @@
-//! Which domains a pod may have: by the names of its certificate, and by what it says of itself,
-//! which is kept within bounds: any client chooses it.
+//! Which domains a pod may have: by the names of its certificate, and by what it says of itself.
+//! What is kept of that is bounded, since any client may say anything.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -26,7 +26,7 @@ const LABELS_BYTES_MAX: usize = 64 << 10;
 /// The metadata of a node that names its domains, separated by commas.
 const DOMAINS_KEY: &str = "domains";
 
-/// A pod.
+/// The node of a request: a pod, as it describes itself.
 #[derive(Clone, PartialEq, Message)]
 pub struct Node {
     #[prost(string, tag = "1")]
@@ -64,7 +64,7 @@ pub static NODE_SHAPE: Shape = Shape(&[Field { number: 3, item: 0, of: &STRUCT_S
 static STRUCT_SHAPE: Shape =
     Shape(&[Field { number: 1, item: size_of::<(String, Value)>(), of: &FLAT }]);
 
-/// A node.
+/// What is kept of a [`Node`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeInfo {
     pub id: String,

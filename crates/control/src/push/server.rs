@@ -72,7 +72,7 @@ struct ErrorDetail {
 pub struct DiscoveryResponse {
     #[prost(string, tag = "1")]
     version_info: String,
-    /// Encoded resources: see [`any`]. Streams share them.
+    /// Encoded messages of the type `Any`, which streams share.
     #[prost(bytes = "bytes", repeated, tag = "2")]
     resources: Vec<Bytes>,
     #[prost(string, tag = "4")]

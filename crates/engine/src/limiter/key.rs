@@ -1,4 +1,7 @@
 //! The limiter's state of one key: its buffer, its demand, and the requests that wait.
+//!
+//! In this order: charges; requests that wait; what only few keys need; the next window; asks;
+//! pools; replies and debts; costs that are owed; what is given back; the limit.
 
 mod slots;
 
@@ -1865,16 +1868,15 @@ enum LimitSource {
 impl KeyState {
     /// The limit that the tokens were leased under.
     fn limit(&self) -> Limit {
+        let of_number = |unit| Limit::fixed_window(self.number.into(), unit);
         let limit = match self.limit_source {
             LimitSource::Rule => self.limit_of_rule(),
-            LimitSource::Override(_) => None,
+            LimitSource::Override(unit) => Some(of_number(unit)),
             LimitSource::ColdState => {
                 self.buffer.cold().and_then(|cold| cold.limit.as_deref().copied())
             }
         };
-        let unit =
-            if let LimitSource::Override(unit) = self.limit_source { unit } else { Unit::Second };
-        limit.unwrap_or(Limit::fixed_window(self.number.into(), unit))
+        limit.unwrap_or_else(|| of_number(Unit::Second))
     }
 
     fn set_limit(&mut self, limit: Limit) {

@@ -1,4 +1,5 @@
-//! Maintenance of the table: returns tokens that will not be spent to the store.
+//! Periodic work on the table: gives back tokens that will not be spent, ends holds, and applies
+//! changed rules to keys without requests.
 
 use std::collections::VecDeque;
 use std::mem::size_of;

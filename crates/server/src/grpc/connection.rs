@@ -84,7 +84,7 @@ pub(super) struct ConnectionContext {
     pub(super) age: Option<Duration>,
 }
 
-type Accepted = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
+type NextCall = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
 
 /// Serves a connection until its client closes it, its place is needed, or its client exceeds a
 /// limit, or until `stop` is true and every call has been answered.
@@ -258,17 +258,15 @@ impl Calls {
         respond: SendResponse<Bytes>,
         h2: &mut Context<'_>,
     ) -> bool {
-        match Call::new(request, respond).read(&self.context, h2) {
+        let kind = Call::new(request, respond).read(&self.context, h2);
+        let is_for_tonic = matches!(kind, Kind::Fallback(_));
+        match kind {
             Kind::Unknown(call) => {
                 self.awaiting_message.push_back(call.into_waiting(self.context.service.now()));
             }
-            known => {
-                let is_for_tonic = matches!(known, Kind::Fallback(_));
-                self.answer(known);
-                return is_for_tonic;
-            }
+            known => self.answer(known),
         }
-        false
+        is_for_tonic
     }
 
     /// Looks again at the calls whose messages had not arrived. A call goes to tonic if its
@@ -350,7 +348,7 @@ fn poll_once(
 }
 
 /// An error ends the connection: it comes from the client or the network.
-fn accepted_call(accepted: Accepted) -> Option<(Request<RecvStream>, SendResponse<Bytes>)> {
+fn accepted_call(accepted: NextCall) -> Option<(Request<RecvStream>, SendResponse<Bytes>)> {
     accepted?.inspect_err(|error| tracing::debug!(%error, "a connection failed")).ok()
 }
 

@@ -4,7 +4,7 @@
 //! ```text
 //!  event that matters ─▶ 200 ms of quiet, 600 ms at most ─▶ arm the watches ─▶ read, until two
 //!  30 s without one ────────────────────────────────────▶ readings agree ─▶ known? nothing
-//!                                                            ├─ good ─▶ publish
+//!                                                            ├─ good ─▶ put in force
 //!                                                            └─ bad ──▶ refuse, log once
 //! ```
 //! Good rules are also written to a snapshot, from which a start takes rules when it finds none to

@@ -2,7 +2,7 @@
 //! server does, and is kept in the snapshot.
 //!
 //! ```text
-//! stream ─▶ resource: text ─▶ rule_set ─▶ watch: compile, publish
+//! stream ─▶ resource: text ─▶ rule_set ─▶ watch: compile, put in force
 //!    └◀──── accepted, or all faults ◀────────────┘
 //! ```
 //! `load_report` sends the server the hits of domains and hot keys, if it asks. The stream runs on
