@@ -21,7 +21,6 @@ use parking_lot::Mutex;
 use ratelease_rules::key::{Key, KeyHasher, OverflowScope};
 use ratelease_rules::request::{Few, Request};
 use ratelease_rules::{FailureMode, Limit, Rules, STORES_MAX, StoreId, UnlessSettled};
-use smallvec::smallvec;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout_at;
 
@@ -558,11 +557,10 @@ struct Transaction<'a, 'r> {
 
 impl<'a, 'r> Transaction<'a, 'r> {
     fn new(shared: &'a Shared, resolved: &'a [Resolved<'r>]) -> Self {
-        let attempts = smallvec![None; resolved.len()];
         Self {
             shared,
             resolved,
-            attempts,
+            attempts: Few::new(),
             debts: Vec::new(),
             refunded: Vec::new(),
             is_plain: true,
@@ -575,8 +573,11 @@ impl<'a, 'r> Transaction<'a, 'r> {
     /// Charges every descriptor from the tokens held here, as far as they go, and previews the
     /// effect of refunds on their keys.
     fn take_local(&mut self, now: Time) {
-        for at in 0..self.resolved.len() {
-            let Resolved::Charged(charge) = &self.resolved[at] else { continue };
+        for (at, resolved) in self.resolved.iter().enumerate() {
+            let Resolved::Charged(charge) = resolved else {
+                self.attempts.push(None);
+                continue;
+            };
             self.is_plain &= charge.is_plain();
             let attempt = match self.settle_hold(at, charge, now) {
                 Some(attempt) => Ok(attempt),
@@ -589,7 +590,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
                 Err(TableFull) if charge.refund => Attempt::unknown(charge),
                 Err(TableFull) => Attempt::shed(charge),
             };
-            self.attempts[at] = Some(attempt);
+            self.attempts.push(Some(attempt));
         }
     }
 
@@ -854,10 +855,11 @@ impl<'a, 'r> Transaction<'a, 'r> {
     }
 
     fn statuses(&self) -> Few<Status<'r>> {
-        let pairs = self.resolved.iter().zip(&self.attempts).enumerate();
-        pairs
-            .map(|(at, (resolved, attempt))| status(resolved, attempt.as_ref(), self.covered(at)))
-            .collect()
+        let mut statuses = Few::new();
+        for (at, (resolved, attempt)) in self.resolved.iter().zip(&self.attempts).enumerate() {
+            statuses.push(status(resolved, attempt.as_ref(), self.covered(at)));
+        }
+        statuses
     }
 
     /// Keys that this request itself charged beyond their limit. What the request took from them

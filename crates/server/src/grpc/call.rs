@@ -1,5 +1,6 @@
-//! One call on a connection. A plain one is answered by [`PlainCall::answer`], beneath tonic; any
-//! other is handed on to tonic.
+//! One call on a connection. A plain one is answered beneath tonic: by
+//! [`PlainCall::answer_at_once`], or by the future [`PlainCall::answer`] if it has to wait, settles
+//! a cost or cannot be read. Any other is handed on to tonic.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -305,7 +306,7 @@ fn plain_message(frame: &[u8]) -> Option<&[u8]> {
 // How long the caller of a gRPC method waits for its answer: the header `grpc-timeout` (gRPC over
 // HTTP/2, Requests). Envoy sends the timeout of its filter in this header.
 
-const TIMEOUT_HEADER: &str = "grpc-timeout";
+static TIMEOUT_HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
 
 /// Maximum time until a call's answer begins; a verdict takes a few milliseconds at most.
 const CALL_MAX: Duration = Duration::from_secs(10);
@@ -316,7 +317,7 @@ const DIGITS_MAX: usize = 8;
 /// The timeout in `headers`: one to eight digits and a unit. Any other value is ignored: an answer
 /// is worth more than an error about a header.
 fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
-    let (unit, digits) = headers.get(TIMEOUT_HEADER)?.as_bytes().split_last()?;
+    let (unit, digits) = headers.get(&TIMEOUT_HEADER)?.as_bytes().split_last()?;
     if digits.is_empty() || digits.len() > DIGITS_MAX || !digits.iter().all(u8::is_ascii_digit) {
         return None;
     }
@@ -426,7 +427,7 @@ mod tests {
 
     fn headers(value: &[u8]) -> Option<HeaderMap> {
         let mut headers = HeaderMap::new();
-        headers.insert(TIMEOUT_HEADER, HeaderValue::from_bytes(value).ok()?);
+        headers.insert(&TIMEOUT_HEADER, HeaderValue::from_bytes(value).ok()?);
         Some(headers)
     }
 

@@ -372,7 +372,7 @@ impl UnaryService<Bytes> for RateLimitService {
     type Response = BytesMut;
     type Future = BoxFuture<tonic::Response<BytesMut>, Status>;
 
-    /// The message is complete: from here on the call counts as waiting.
+    /// Decides the request, whose message is complete.
     fn call(&mut self, request: tonic::Request<Bytes>) -> Self::Future {
         let Self { service, span, is_compressed } = self.clone();
         Box::pin(async move {
@@ -396,8 +396,7 @@ impl UnaryService<Bytes> for RateLimitService {
     }
 }
 
-// tonic's codec for requests and answers: messages are bytes, which `decode.rs` reads and
-// `encode.rs` has written.
+// tonic's codec for requests and answers: messages are bytes, which `wire` reads and writes.
 
 /// Passes messages through unchanged.
 #[derive(Debug, Clone, Copy, Default)]
