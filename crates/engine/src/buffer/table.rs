@@ -16,7 +16,7 @@ use ratelease_rules::key::Key;
 use crate::invariant;
 use crate::time::Time;
 
-/// Size of one partition in bytes: some 2600 entries, few enough to be swept under one lock.
+/// Size of one partition in bytes: some 2450 entries, few enough to be swept under one lock.
 const PARTITION_BYTES: usize = 256 * 1024;
 
 /// The largest number of partitions. With a budget of more than 1 GiB the partitions are larger, up
@@ -30,16 +30,16 @@ const RESERVED_MAX: usize = 1024;
 
 /// A map from [`Key`] to `V` that never allocates more than its budget.
 ///
-/// The budget covers the indexes of entries, used or not, the links that find them, and this struct
+/// The budget covers the memory of all entries, used or not, the links that find them, and this struct
 /// with its locks, but not what the allocator rounds up. What entries hold on the heap
 /// ([`Entry::heap`]) has a separate limit in addition to the budget, since it belongs to requests
 /// in progress and not to keys.
 ///
-/// A full table reuses the index of an idle entry for a new key. Entries of the *reserved* region
+/// A full table reuses the entry of an idle key for a new key. Entries of the *reserved* region
 /// are never evicted in this way: they are few, and keys that fill the table cannot displace them.
 pub struct Table<V> {
-    partitions: Box<[Mutex<Partition<V>>]>,
-    reserved: Mutex<Partition<V>>,
+    partitions: Box<[Locked<V>]>,
+    reserved: Locked<V>,
     heap: Heap,
     seed: RandomState,
     evictions: AtomicU64,
@@ -70,9 +70,9 @@ pub struct Link(u16);
 /// The region of the table that an entry belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Region {
-    /// With all the others, until its index is needed.
+    /// With all the others, until it is needed for another key.
     Evictable,
-    /// Among the few that keep their index until they are removed.
+    /// Among the few that stay until they are removed.
     Reserved,
 }
 
@@ -104,7 +104,7 @@ impl<V: Entry> Table<V> {
             (budget / RESERVED_DIVISOR).min(RESERVED_MAX * Partition::<V>::entry_bytes());
         let rest = budget.saturating_sub(size_of::<Self>() + reserved);
         let count = (rest / PARTITION_BYTES).clamp(1, PARTITIONS_MAX);
-        let partition = |bytes| Mutex::new(Partition::new(bytes, seed.clone()));
+        let partition = |bytes| Locked(Mutex::new(Partition::new(bytes, seed.clone())));
         Self {
             partitions: (0..count).map(|_| partition(rest / count)).collect(),
             reserved: partition(reserved),
@@ -120,8 +120,8 @@ impl<V: Entry> Table<V> {
     /// `visit` may add `room` bytes to what the entry holds on the heap; anything beyond that may
     /// be shed again ([`Entry::shed`]), so that there is always room for other entries. `visit`
     /// runs under the lock of a partition: it must be short and must not call the table. The work
-    /// is bounded: a key is found on its chain of about two entries, and an eviction checks at most
-    /// 64 entries.
+    /// is bounded: a key is found on its chain of about two entries, an eviction checks at most 64
+    /// entries, and some ten times in the life of a partition an insert links its entries again.
     ///
     /// # Errors
     ///
@@ -137,7 +137,7 @@ impl<V: Entry> Table<V> {
         let hashed = Hashed { key, hash: self.hash(key) };
         let mut partition = match region {
             Region::Evictable => self.partition(hashed).lock(),
-            Region::Reserved => self.reserved.lock(),
+            Region::Reserved => self.reserved.0.lock(),
         };
         self.heap.reserve(room, self.heap.max)?;
         let found = partition.find(hashed);
@@ -167,7 +167,7 @@ impl<V: Entry> Table<V> {
     /// adds may be shed again ([`Entry::shed`]).
     pub fn with_existing<R>(&self, key: Key, visit: impl FnOnce(&mut V) -> R) -> Option<R> {
         let hashed = Hashed { key, hash: self.hash(key) };
-        for partition in [self.partition(hashed), &self.reserved] {
+        for partition in [self.partition(hashed), &self.reserved.0] {
             let mut partition = partition.lock();
             if let Some(index) = partition.find(hashed) {
                 let entry = partition.value_mut(index);
@@ -185,7 +185,7 @@ impl<V: Entry> Table<V> {
 
     /// Calls `keep` on every entry of a partition and removes those for which it returns `false`.
     pub fn retain(&self, partition: usize, mut keep: impl FnMut(Key, &mut V) -> bool) {
-        self.partitions.get(partition).unwrap_or(&self.reserved).lock().retain(|key, entry| {
+        self.partitions.get(partition).unwrap_or(&self.reserved).0.lock().retain(|key, entry| {
             let held = entry.heap();
             let kept = keep(key, entry);
             self.heap.correct(held, if kept { entry.heap() } else { 0 });
@@ -238,7 +238,7 @@ impl<V: Entry> Table<V> {
     }
 
     fn all(&self) -> impl Iterator<Item = &Mutex<Partition<V>>> {
-        self.partitions.iter().chain([&self.reserved])
+        self.partitions.iter().chain([&self.reserved]).map(|Locked(partition)| partition)
     }
 
     fn hash(&self, key: Key) -> u64 {
@@ -252,7 +252,7 @@ impl<V: Entry> Table<V> {
     )]
     fn partition(&self, hashed: Hashed) -> &Mutex<Partition<V>> {
         let high = hashed.hash >> 32;
-        &self.partitions[((high * self.partitions.len() as u64) >> 32) as usize]
+        &self.partitions[((high * self.partitions.len() as u64) >> 32) as usize].0
     }
 }
 
@@ -288,9 +288,9 @@ impl Heap {
 
 // One partition of the table: entries are stored in chunks and found by chains of links.
 //
-// Nothing is ever moved to grow: chunks are added until the partition is full, and there are as
-// many chains as indexes. So the memory of a partition matches its entries, to the chunk, and a
-// resize never holds two copies.
+// No entry is ever moved to grow: chunks are added until the partition is full. Chains are added too,
+// so that there is one for each entry at least, and that those of few keys lie close together in the
+// caches of the CPU. So the memory of a partition matches its entries; chains stay when entries go.
 
 /// Number of entries that are allocated together. It is small, since the last chunk of each
 /// partition is half empty on average.
@@ -304,6 +304,10 @@ const IDLE_SAMPLE: usize = 8;
 
 /// Number of entries that an eviction checks to find them; if all of these are busy, it gives up.
 const SCAN_MAX: usize = 64;
+
+/// A partition with its lock, on cache lines of its own.
+#[repr(align(64))]
+struct Locked<V>(Mutex<Partition<V>>);
 
 /// Entries under one lock.
 ///
@@ -339,13 +343,13 @@ impl<V: Entry> Partition<V> {
     fn new(bytes: usize, seed: RandomState) -> Self {
         let chunk = CHUNK * Self::entry_bytes();
         let frame = size_of::<Vec<Item<V>>>();
-        let free = bytes.saturating_sub(size_of::<Mutex<Self>>() + frame);
+        let free = bytes.saturating_sub(size_of::<Locked<V>>() + frame);
         // Each chunk has a frame, including the last and partial one.
         let len_max = (free.saturating_mul(CHUNK) / (chunk + frame)).clamp(1, PARTITION_MAX);
         Self { heads: Vec::new(), chunks: Vec::new(), len: 0, len_max, hand: 0, seed }
     }
 
-    /// Bytes of an entry: its index, and the head of a chain.
+    /// Bytes of an entry, and of the head of a chain.
     const fn entry_bytes() -> usize {
         size_of::<Item<V>>() + size_of::<Link>()
     }
@@ -353,7 +357,7 @@ impl<V: Entry> Partition<V> {
     /// Bytes allocated at present, the partition itself and its lock included.
     fn bytes(&self) -> usize {
         let indexes: usize = self.chunks.iter().map(Vec::capacity).sum();
-        size_of::<Mutex<Self>>()
+        size_of::<Locked<V>>()
             + self.heads.capacity() * size_of::<Link>()
             + self.chunks.capacity() * size_of::<Vec<Item<V>>>()
             + indexes * size_of::<Item<V>>()
@@ -481,15 +485,33 @@ impl<V: Entry> Partition<V> {
 
     /// Allocates room for one more entry.
     fn reserve(&mut self) -> Result<(), TryReserveError> {
-        if self.heads.is_empty() {
+        if self.len == self.heads.len() {
+            self.add_chains()?;
+        }
+        if self.chunks.is_empty() {
             self.chunks.try_reserve_exact(self.len_max.div_ceil(CHUNK))?;
-            self.heads.try_reserve_exact(self.len_max)?;
-            self.heads.resize(self.len_max, Link::default());
         }
         if self.len == self.chunks.len() * CHUNK {
             let mut chunk = Vec::new();
             chunk.try_reserve_exact(CHUNK.min(self.len_max - self.len))?;
             self.chunks.push(chunk);
+        }
+        Ok(())
+    }
+
+    /// At least doubles the number of chains, and links all entries again. The last time is when the
+    /// partition is half full at most, so that its budget has room for the old heads beside the new.
+    fn add_chains(&mut self) -> Result<(), TryReserveError> {
+        let doubled = (2 * self.len).max(CHUNK);
+        let count = if 2 * doubled > self.len_max { self.len_max } else { doubled };
+        let mut heads = Vec::new();
+        heads.try_reserve_exact(count)?;
+        heads.resize(count, Link::default());
+        self.heads = heads;
+        for index in 0..self.len {
+            let hash = hash(&self.seed, self.item(index).key);
+            let next = self.swap_head(hash, link_to(index));
+            self.item_mut(index).value.set_chain_link(next);
         }
         Ok(())
     }
