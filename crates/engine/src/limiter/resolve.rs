@@ -61,12 +61,12 @@ pub fn resolve<'r>(
     hasher: &KeyHasher,
 ) -> Few<Resolved<'r>> {
     // Pushed one by one: `collect` has two loops, and the compiler inlines what they call in none.
-    let mut all: Few<Charged<'_, '_>> = Few::new();
+    let mut all = Few::<Charged<'_, '_>>::with_capacity(request.descriptors.len());
     for descriptor in &request.descriptors {
         all.push(rules.charged(request.domain, descriptor));
     }
     let replaced = replaced(request, &all);
-    let mut resolved = Few::new();
+    let mut resolved = Few::with_capacity(request.descriptors.len());
     for (descriptor, charged) in request.descriptors.iter().zip(&all) {
         let allowance = allowance(rules, request, descriptor, charged.lookup, replaced.as_ref());
         resolved.push(match allowance {

@@ -1,0 +1,648 @@
+//! The effects of one request, as a transaction: they are computed first, applied once, or undone
+//! completely.
+//!
+//! A charge takes its tokens at once, so that no other request can have them, and puts them back
+//! into the buffer if the request is denied. Refunds are applied only once the request is known to
+//! pass. A request that is dropped before its verdict puts back what it took, unless refunds have
+//! been sent; its settlements count in any case.
+
+use ratelease_rules::key::Key;
+use ratelease_rules::request::{Few, Request};
+use ratelease_rules::{FailureMode, Limit, UnlessSettled};
+use tokio::time::timeout_at;
+
+use super::holds::{Hold, Unspent};
+use super::key::{Attempt, KeyState, ReplyReceiver, Visit, answered};
+use super::lease_policy::LeasePolicy;
+use super::{Charge, HeldBy, Resolved, Shared};
+use crate::buffer::table::TableFull;
+use crate::buffer::{LeasedTokens, Take};
+use crate::store::StoreError;
+use crate::time::Time;
+use crate::verdict::{self, AppliedLimit, Code, Counted, DecisionSource, Status, Verdict};
+
+/// The state of a request between its first charge and its verdict.
+pub(super) struct Transaction<'a, 'r> {
+    shared: &'a Shared,
+    resolved: &'a [Resolved<'r>],
+    /// One for each descriptor that `take_local` has come to; `None` where nothing is charged.
+    attempts: Few<Option<Attempt>>,
+    /// Charges that a failure mode admitted, and that no tokens have paid for.
+    debts: Vec<Debt<'a, 'r>>,
+    /// Refunds that have been applied, here or in the store.
+    refunded: Vec<usize>,
+    /// Of no descriptor is anything held, settled or in use until its end, as of nearly all
+    /// requests.
+    is_plain: bool,
+    /// Settlements have been applied.
+    settled: bool,
+    /// Settlements whose hits had been charged before, with the number of those hits.
+    covered: Few<(usize, u64)>,
+    /// A refund has been queued, so the request stands whatever happens to it now.
+    stands: bool,
+}
+
+// === impl Transaction ===
+
+impl<'a, 'r> Transaction<'a, 'r> {
+    pub(super) fn new(shared: &'a Shared, resolved: &'a [Resolved<'r>]) -> Self {
+        Self {
+            shared,
+            resolved,
+            attempts: Few::with_capacity(resolved.len()),
+            debts: Vec::new(),
+            refunded: Vec::new(),
+            is_plain: true,
+            settled: false,
+            covered: Few::new(),
+            stands: false,
+        }
+    }
+
+    /// Charges every descriptor from the tokens held here, as far as they go, and previews the
+    /// effect of refunds on their keys.
+    pub(super) fn take_local(&mut self, now: Time) {
+        for (at, resolved) in self.resolved.iter().enumerate() {
+            let Resolved::Charged(charge) = resolved else {
+                self.attempts.push(None);
+                continue;
+            };
+            self.is_plain &= charge.is_plain();
+            let attempt = match self.settle_hold(at, charge, now) {
+                Some(attempt) => Ok(attempt),
+                None => self.shared.attempt(charge, now),
+            };
+            let attempt = match attempt {
+                Ok(attempt) => attempt,
+                Err(TableFull) if charge.settles() => Attempt::settled(charge),
+                // Nothing is given back before the request is known to pass.
+                Err(TableFull) if charge.refund => Attempt::unknown(charge),
+                Err(TableFull) => Attempt::shed(charge),
+            };
+            self.attempts.push(Some(attempt));
+        }
+    }
+
+    /// Ends what the request of a settlement holds. Returns the state of the key, if what was not
+    /// used went back to it.
+    fn settle_hold(&mut self, at: usize, charge: &Charge<'_>, now: Time) -> Option<Attempt> {
+        if charge.held.is_none() || !charge.settles() {
+            return None;
+        }
+        let (due, attempt) = self.shared.settle_hold(charge, now);
+        self.covered.push((at, charge.hits - due));
+        attempt
+    }
+
+    /// Whether the request is denied already, whatever the store may reply for the other
+    /// descriptors.
+    fn is_denied(&self) -> bool {
+        verdict::code(&self.statuses(), self.shared.options.modes) == Code::OverLimit
+    }
+
+    /// Whether the store has to be asked.
+    pub(super) fn has_to_ask(&self) -> bool {
+        let is_short = self.attempts.iter().flatten().any(|attempt| !attempt.is_decided());
+        is_short && !self.is_denied()
+    }
+
+    /// Queues for all missing leases at once and waits for them until `deadline`; then sends the
+    /// refunds that no lease here can take, if the request still passes. Where the store does not
+    /// answer for a key, the key's failure mode decides. If that mode is an error and another key
+    /// denies, the request is denied, since a caller may treat an error as a pass.
+    pub(super) async fn take_leased(
+        &mut self,
+        now: Time,
+        deadline: Time,
+    ) -> Result<(), StoreError> {
+        let charges = self.short(|charge| !charge.refund);
+        let mut failed = self.enter(charges, now, deadline).await;
+        if failed.is_none() && !self.is_denied() {
+            let refunds = self.short(|charge| charge.refund);
+            failed = self.enter(refunds, now, deadline).await;
+        }
+        match failed {
+            Some(error) if !self.is_denied() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// When the request may pass, if it may, for those of its keys that hand out slots in time.
+    pub(super) fn slot_after(&self, now: Time) -> Option<Time> {
+        let slots = self.attempts.iter().flatten().filter_map(|attempt| attempt.slot_after(now));
+        slots.max().filter(|_| !self.is_denied())
+    }
+
+    /// Makes the verdict. If it denies, what was taken for the other descriptors is put back;
+    /// otherwise refunds are applied, and what was taken is spent.
+    pub(super) fn conclude(&mut self, request: &Request<'_>, now: Time) -> Verdict<'r> {
+        let modes = self.shared.options.modes;
+        self.settle(now);
+        let mut verdict = Verdict::new(request, self.statuses(), modes);
+        if verdict.code != Code::OverLimit && !self.is_plain && !self.hold_slots(now) {
+            verdict = Verdict::new(request, self.statuses(), modes);
+        }
+        if verdict.code == Code::OverLimit {
+            let overdrawn = self.overdrawn();
+            self.release(&overdrawn);
+            verdict = Verdict::new(request, self.statuses(), modes);
+        } else {
+            self.apply_refunds(now);
+            self.spend(now);
+        }
+        self.attempts.clear(); // what is still held is spent
+        verdict
+    }
+
+    /// Spends what was taken: what the request holds is noted, and what failure modes admitted is
+    /// owed.
+    fn spend(&mut self, now: Time) {
+        self.hold(now);
+        for Debt { charge, can_pay, owed_until, .. } in self.debts.drain(..) {
+            let is_local = charge.failure_mode() == FailureMode::Local;
+            if !is_local {
+                // Only what `local` admitted is denied because the key is used up.
+                let _ = self.shared.note_debt(charge, can_pay);
+            }
+            let alone = if is_local && owed_until.is_none() { charge.hits } else { 0 };
+            self.shared.hold(charge, LeasedTokens::default(), alone, now);
+        }
+    }
+
+    /// Applies the settlements of the request, whatever becomes of it: their costs have been
+    /// incurred.
+    fn settle(&mut self, now: Time) {
+        if self.is_plain || std::mem::replace(&mut self.settled, true) {
+            return;
+        }
+        for (at, resolved) in self.resolved.iter().enumerate() {
+            if let Resolved::Charged(charge) = resolved
+                && charge.settles()
+            {
+                let due = charge.hits - self.covered(at);
+                if due > 0 {
+                    self.shared.settle(charge, due, now);
+                }
+            }
+        }
+    }
+
+    /// Hits of the settlement `at` that had been charged before.
+    fn covered(&self, at: usize) -> u64 {
+        self.covered.iter().find(|(of, _)| *of == at).map_or(0, |(_, hits)| *hits)
+    }
+
+    /// Notes the slots that the request has from now on. One that cannot be noted could never come
+    /// back, so its charge is denied. Returns whether all were noted.
+    fn hold_slots(&mut self, now: Time) -> bool {
+        let mut noted = Few::<(&Charge<'_>, LeasedTokens)>::new();
+        let mut are_all = true;
+        for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
+            let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
+            let tokens = attempt.taken();
+            if !charge.is_of_slots() || tokens.tokens == 0 {
+                continue;
+            }
+            if self.shared.hold(charge, tokens, 0, now) {
+                noted.push((charge, tokens));
+            } else {
+                *attempt = Attempt::shed(charge);
+                are_all = false;
+            }
+        }
+        if !are_all && self.is_denied() {
+            for (charge, tokens) in noted {
+                self.shared.forget_start(charge, tokens);
+            }
+        }
+        are_all
+    }
+
+    /// Notes what the request holds from now on, of the charges that tokens paid for, besides
+    /// slots.
+    fn hold(&self, now: Time) {
+        if self.is_plain {
+            return;
+        }
+        for (resolved, attempt) in self.resolved.iter().zip(&self.attempts) {
+            if let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt)
+                && charge.holds()
+                && !charge.is_of_slots()
+                && matches!(attempt.take, Take::Taken(_))
+                && (!attempt.is_admitted_by_failure_mode() || attempt.taken().tokens > 0)
+            {
+                self.shared.hold(charge, attempt.taken(), 0, now);
+            }
+        }
+    }
+
+    /// Queues `charges` for leases, and waits for those until `deadline`. Returns the last error
+    /// that a failure mode produced because the store did not reply.
+    async fn enter(
+        &mut self,
+        charges: Vec<(usize, &'a Charge<'r>)>,
+        now: Time,
+        deadline: Time,
+    ) -> Option<StoreError> {
+        let mut failed = None;
+        let mut queued = Vec::with_capacity(charges.len());
+        for (at, charge) in charges {
+            if charge.refund {
+                self.refunded.push(at);
+            }
+            let entered = self.shared.enqueue(charge, now);
+            let is_queued = entered.is_ok();
+            self.stands |= charge.refund && is_queued;
+            queued.push((at, is_queued, PlaceInQueue::new(self.shared, charge, entered)));
+        }
+        for (at, is_queued, mut place) in queued {
+            let charge = place.charge;
+            match place.wait(deadline).await {
+                Ok(attempt) => {
+                    self.attempts[at] = Some(attempt.with_fitted(charge, self.attempts[at]));
+                }
+                Err(error) => {
+                    let can_pay = place.may_be_paid_later;
+                    let error = self.apply_failure_mode(at, charge, error, now, is_queued);
+                    if error.is_none() {
+                        self.note_debt(at, charge, can_pay);
+                    }
+                    failed = error.or(failed);
+                }
+            }
+        }
+        failed
+    }
+
+    /// Applies the failure mode to a charge for which the store has not replied, and which may be
+    /// on its way to the store if it is `queued`. Returns the error, if that is the mode's answer.
+    fn apply_failure_mode(
+        &mut self,
+        at: usize,
+        charge: &Charge<'_>,
+        error: StoreError,
+        now: Time,
+        queued: bool,
+    ) -> Option<StoreError> {
+        let attempt = if charge.refund {
+            let fails = self.resolved.len() == 1; // else the rest of the request stands
+            self.shared.refund_without_store(charge, now, error, queued, fails)
+        } else {
+            self.shared.without_store(charge, now, error)
+        };
+        match attempt {
+            Ok(attempt) => {
+                self.attempts[at] = Some(attempt);
+                None
+            }
+            Err(error) => Some(error),
+        }
+    }
+
+    /// Notes a charge that a failure mode has admitted, and whether a lease `can_pay` for it. What
+    /// `local` admits is owed at once, and the key read once more: a reply that arrives from now on
+    /// pays for the charge before others may have its tokens, and one that has just arrived may
+    /// have left nothing. What `allow` admits has no bound, so it is owed once its request passes.
+    fn note_debt(&mut self, at: usize, charge: &'a Charge<'r>, can_pay: bool) {
+        let admitted = self.attempts[at].filter(Attempt::is_admitted_by_failure_mode);
+        // Slots that a failure mode admitted are in use: no lease has to pay for them.
+        let is_unpaid = admitted.is_some_and(|it| it.taken().tokens == 0);
+        if !charge.spends() || !is_unpaid {
+            return;
+        }
+        let mut debt = Debt { at, charge, can_pay, owed_until: None };
+        if charge.failure_mode() == FailureMode::Local {
+            match self.shared.note_debt(charge, can_pay) {
+                Ok(owed_until) => debt.owed_until = owed_until,
+                Err(used_up) => {
+                    self.attempts[at] = Some(used_up);
+                    return;
+                }
+            }
+        }
+        self.debts.push(debt);
+    }
+
+    /// The charges for which `wanted` returns true and that only the store can decide.
+    pub(super) fn short(
+        &self,
+        wanted: impl Fn(&Charge<'_>) -> bool,
+    ) -> Vec<(usize, &'a Charge<'r>)> {
+        let resolved = self.resolved.iter().zip(&self.attempts).enumerate();
+        let short = resolved.filter_map(|(at, pair)| match pair {
+            (Resolved::Charged(charge), Some(attempt)) if !attempt.is_decided() => {
+                Some((at, charge))
+            }
+            _ => None,
+        });
+        short.filter(|(_, charge)| wanted(charge)).collect()
+    }
+
+    /// Credits what the request refunds, unless it has gone to the store.
+    fn apply_refunds(&mut self, now: Time) {
+        for (at, resolved) in self.resolved.iter().enumerate() {
+            if let Resolved::Charged(charge) = resolved
+                && charge.refund
+                && !self.refunded.contains(&at)
+            {
+                self.shared.refund(charge, now);
+            }
+        }
+    }
+
+    fn statuses(&self) -> Few<Status<'r>> {
+        let mut statuses = Few::with_capacity(self.resolved.len());
+        for (at, (resolved, attempt)) in self.resolved.iter().zip(&self.attempts).enumerate() {
+            statuses.push(status(resolved, attempt.as_ref(), self.covered(at)));
+        }
+        statuses
+    }
+
+    /// Keys that this request itself charged beyond their limit. What the request took from them
+    /// before stays spent, as does all that is left of them: one charge of the same sum would have
+    /// done that too.
+    fn overdrawn(&self) -> Vec<Key> {
+        let pairs = self.resolved.iter().zip(&self.attempts);
+        let overdrawn = pairs.filter_map(|pair| match pair {
+            (Resolved::Charged(charge), Some(attempt)) => {
+                (attempt.is_over() && charge.charge_denied()).then_some(charge.key())
+            }
+            _ => None,
+        });
+        overdrawn.collect()
+    }
+
+    /// Puts back what was taken from keys other than `spent`.
+    fn release(&mut self, spent: &[Key]) {
+        for Debt { at, charge, owed_until, .. } in std::mem::take(&mut self.debts) {
+            let Some(until) = owed_until.filter(|_| !spent.contains(&charge.key())) else {
+                continue;
+            };
+            self.shared.cancel_debt(charge, until);
+            if let Some(attempt) = &mut self.attempts[at] {
+                attempt.how = DecisionSource::Local; // only once
+            }
+        }
+        for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
+            let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
+            if attempt.is_decided() && !charge.refund && !spent.contains(&charge.key()) {
+                self.shared.undo(charge, attempt);
+            }
+        }
+    }
+}
+
+impl Drop for Transaction<'_, '_> {
+    /// Puts back what was taken, unless refunds have been sent: then the request stands, and its
+    /// charges are spent even though its caller does not receive the answer. The other refunds of
+    /// such a request are applied too.
+    fn drop(&mut self) {
+        if self.attempts.is_empty() && (self.is_plain || self.settled) {
+            return; // the verdict was made, or nothing was taken
+        }
+        let now = self.shared.clock.now();
+        self.settle(now);
+        // The end of a request that stands has to find what it holds.
+        if self.stands && (self.hold_slots(now) || !self.is_denied()) {
+            self.apply_refunds(now);
+            self.spend(now);
+        } else {
+            self.release(&[]);
+        }
+    }
+}
+
+/// The status of a descriptor, of whose hits `covered` had been charged before. One for which the
+/// store was not asked counts as passing, with what is known of it.
+fn status<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>, covered: u64) -> Status<'r> {
+    let charge = match resolved {
+        Resolved::Free => return Status::FREE,
+        Resolved::Unlimited => return Status::UNLIMITED,
+        Resolved::Charged(charge) => charge,
+    };
+    let attempt = attempt.copied().unwrap_or_else(|| Attempt::unknown(charge));
+    let Attempt { fitted, how, quota, .. } = attempt;
+    let hits = charge.hits.saturating_sub(covered);
+    let counted = Counted { key: charge.key(), hits, fitted, over: attempt.is_over(), how };
+    Status::counted(charge.applied, counted, quota.remaining, quota.reset_after)
+}
+
+// === impl Attempt ===
+
+impl Attempt {
+    /// Adds what a denial by the store has spent: the tokens that were known `before` to remain. If
+    /// those were enough for the charge, others had spent them meanwhile, and their number is
+    /// unknown.
+    fn with_fitted(self, charge: &Charge<'_>, before: Option<Attempt>) -> Self {
+        let Some(Attempt { take: Take::Short, quota, .. }) = before else { return self };
+        let spends = self.is_over() && charge.charge_denied() && quota.remaining < charge.hits;
+        Self { fitted: if spends { quota.remaining } else { 0 }, ..self }
+    }
+}
+
+// === A request's place in the queue for a key's next lease ===
+
+/// A charge that a failure mode admitted, and that no tokens have paid for.
+struct Debt<'a, 'r> {
+    /// Which descriptor of the request.
+    at: usize,
+    charge: &'a Charge<'r>,
+    /// A lease may pay for it, even if no ask is out.
+    can_pay: bool,
+    /// Until when the key owes it to the store, if it does already.
+    owed_until: Option<Time>,
+}
+
+/// A place in a queue, or one that was refused. If dropped while it waits, it puts back a lease
+/// that has just arrived.
+pub(super) struct PlaceInQueue<'a, 'r> {
+    shared: &'a Shared,
+    charge: &'a Charge<'r>,
+    reply: ReplyReceiver,
+    /// The reply has not arrived yet, and still may.
+    open: bool,
+    /// Without a lease here, a later one may pay for the charge: no reply has come yet, or the
+    /// charge did not reach the store for lack of room in this pod.
+    may_be_paid_later: bool,
+}
+
+// === impl PlaceInQueue ===
+
+impl<'a, 'r> PlaceInQueue<'a, 'r> {
+    pub(super) fn new(
+        shared: &'a Shared,
+        charge: &'a Charge<'r>,
+        entered: Result<ReplyReceiver, StoreError>,
+    ) -> Self {
+        // Refused, since the ask that is out is overdue: its reply may still come.
+        let is_overdue = matches!(entered, Err(StoreError::Unavailable));
+        let reply = entered.unwrap_or_else(|refused| answered(Err(refused)));
+        Self { shared, charge, reply, open: true, may_be_paid_later: is_overdue }
+    }
+
+    /// Waits for the outcome of the charge until `deadline`, and leaves the queue.
+    async fn wait(&mut self, deadline: Time) -> Result<Attempt, StoreError> {
+        let deadline = self.shared.clock.instant(deadline);
+        let reply = match timeout_at(deadline, &mut self.reply).await {
+            Ok(reply) => Some(reply.unwrap_or(Err(StoreError::TimedOut))),
+            Err(_) => {
+                self.reply.close();
+                // A lease that arrives with the deadline still counts.
+                self.reply.try_recv().ok()
+            }
+        };
+        self.open = false;
+        self.may_be_paid_later |= match &reply {
+            None => true,
+            Some(reply) => reply.as_ref().is_err_and(StoreError::is_lack_of_room),
+        };
+        reply.unwrap_or(Err(StoreError::TimedOut))
+    }
+}
+
+impl Drop for PlaceInQueue<'_, '_> {
+    fn drop(&mut self) {
+        if !self.open {
+            return;
+        }
+        self.reply.close();
+        if let Ok(Ok(attempt)) = self.reply.try_recv() {
+            self.shared.put_back(self.charge, attempt.taken());
+        }
+    }
+}
+
+// What a request takes before its cost is known: it is held under the id of the request until a
+// settlement says the cost, as `holds` says.
+//
+// Hits that a failure mode admitted and that are owed stay counted, whatever the request costs: a
+// lease pays for them, and which tokens those are is not known.
+
+impl Shared {
+    /// Notes that the request of `charge` holds what it was charged, if its rule says so: the tokens
+    /// `taken` have paid for it, and `alone` of its hits this pod has admitted by itself, and they are
+    /// not owed. Returns whether it does; if not, slots have been put back.
+    fn hold(&self, charge: &Charge<'_>, taken: LeasedTokens, alone: u64, now: Time) -> bool {
+        let Some(HeldBy { terms, id }) = charge.held.filter(|_| charge.holds()) else {
+            return false;
+        };
+        if id.is_none() {
+            self.holds.note_without_id();
+        }
+        let AppliedLimit { limit, rule } = charge.applied;
+        let hold = Hold {
+            key: charge.key(),
+            limit,
+            hits: charge.hits,
+            taken,
+            alone,
+            ends: now + terms.lasts(),
+            releases: terms.unless_settled == UnlessSettled::Release,
+            carry_debt: rule.is_some_and(|rule| rule.flags.carry_debt),
+            starts: 1,
+        };
+        let noted = id.and_then(|id| self.holds.take(id, hold));
+        if noted.is_some_and(|taken| taken.was_idle) {
+            self.held.notify_one();
+        }
+        if let Some(displaced) = noted.and_then(|taken| taken.displaced) {
+            self.give_back_unspent(&displaced, now);
+        }
+        if noted.is_none() && charge.is_of_slots() {
+            self.put_back(charge, taken);
+        }
+        noted.is_some()
+    }
+
+    /// Forgets this start of the request of `charge`, which does not pass; the caller puts back
+    /// what it took.
+    fn forget_start(&self, charge: &Charge<'_>, taken: LeasedTokens) {
+        if let Some(HeldBy { id: Some(id), .. }) = charge.held {
+            self.holds.undo(id, charge.hits, taken.tokens);
+        }
+    }
+
+    /// Ends what the request of a settlement holds, and gives back what it did not use. Returns the
+    /// hits that are still to be charged: all of them if it holds nothing.
+    fn settle_hold(&self, charge: &Charge<'_>, now: Time) -> (u64, Option<Attempt>) {
+        let Some(HeldBy { id, .. }) = charge.held else { return (charge.hits, None) };
+        // Slots cost nothing: all that the request has come back, and without any there is nothing
+        // to do.
+        let hits = if charge.is_of_slots() { 0 } else { charge.hits };
+        let Some(id) = id else {
+            self.holds.note_without_id();
+            return (hits, None);
+        };
+        let Some(settled) = self.holds.settle(id, hits) else { return (hits, None) };
+        (settled.due, self.give_back_unspent(&settled.unspent, now))
+    }
+
+    /// Puts back what a request held and did not use, or gives it back to the store if the key has
+    /// another lease. Returns the state of the key after it, if it has one.
+    pub(super) fn give_back_unspent(&self, unspent: &Unspent, now: Time) -> Option<Attempt> {
+        let Unspent { key, limit, tokens, alone, .. } = *unspent;
+        if tokens.tokens == 0 && alone == 0 {
+            return None;
+        }
+        let taken_in = self.with_existing(key, None, now, |state, visit| {
+            if tokens.tokens > 0 {
+                state.take_in(unspent, visit);
+            }
+            state.watch(visit);
+            let pods = if alone > 0 { self.pods.of(state.domain()) } else { 1 };
+            (pods, state.preview_settlement(visit))
+        });
+        if taken_in.is_none() && tokens.tokens > 0 {
+            self.lease_client.queue(unspent.returned()); // the key was evicted meanwhile
+        }
+        if alone > 0 {
+            self.return_own(key, limit, alone, taken_in.map_or(1, |(pods, _)| pods));
+        }
+        taken_in.map(|(_, attempt)| attempt)
+    }
+}
+
+// === Undoes the effects of requests that do not pass ===
+
+impl Shared {
+    /// Undoes a charge that is not spent after all.
+    fn undo(&self, charge: &Charge<'_>, attempt: &mut Attempt) {
+        let taken = attempt.taken();
+        if taken.tokens > 0 {
+            attempt.take = Take::Taken(LeasedTokens::default()); // only once
+            attempt.quota.remaining = attempt.quota.remaining.saturating_add(taken.tokens);
+            self.put_back(charge, taken);
+        } else if attempt.how == DecisionSource::Failure(FailureMode::Local) && !attempt.is_over() {
+            attempt.how = DecisionSource::Local; // only once
+            self.return_charge(charge);
+        }
+    }
+
+    /// Takes back a charge that this pod admitted by itself and that is not spent after all, or
+    /// that a lease has paid for.
+    pub(super) fn return_charge(&self, charge: &Charge<'_>) {
+        let pods = self.pods_of(charge);
+        self.return_own(charge.key(), charge.applied.limit, charge.hits, pods);
+    }
+
+    /// Takes back hits that this pod admitted by itself, as one of `pods`, and that are not spent
+    /// after all, or that a lease has paid for.
+    pub(super) fn return_own(&self, key: Key, limit: Limit, hits: u64, pods: u32) {
+        self.failure_modes.return_hits(key, limit, hits, pods, self.shard_of(key, limit));
+    }
+
+    /// Puts back tokens that were taken and are not spent after all.
+    fn put_back(&self, charge: &Charge<'_>, taken: LeasedTokens) {
+        if taken.tokens == 0 {
+            return;
+        }
+        let key = charge.key();
+        let put_back = |state: &mut KeyState, visit: &mut Visit<'_>| state.put_back(taken, visit);
+        if self.with_existing(key, None, self.clock.now(), put_back).is_none() {
+            // The key was evicted meanwhile.
+            let AppliedLimit { limit, rule } = &charge.applied;
+            let policy = LeasePolicy::of(*limit, rule.map(AsRef::as_ref), self.options.wait_min);
+            policy.returning(key, taken).into_iter().for_each(|ask| self.lease_client.queue(ask));
+        }
+    }
+}
