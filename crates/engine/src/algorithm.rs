@@ -48,6 +48,9 @@ pub struct Counting {
     /// The store's time of a grant, in microseconds since the Unix epoch, where the grant says it
     /// exactly.
     pub store_time_us: fn(&Ask, &Grant) -> Option<u64>,
+    /// After how many windows without an ask a count has no effect any more; `None` if it does not
+    /// pass with time.
+    pub windows_kept: fn(Limit) -> Option<u64>,
 }
 
 /// What a token is, which decides how pods hold it.

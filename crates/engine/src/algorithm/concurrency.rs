@@ -55,6 +55,7 @@ pub(super) static COUNTING: Counting = Counting {
     token: Token::Permit,
     is_windowed: false,
     store_time_us: |_, grant| Some(grant.epoch),
+    windows_kept: |_| None,
 };
 
 static SCRIPT: Script = Script::new(include_str!("concurrency.lua"));

@@ -34,6 +34,7 @@ pub(super) static COUNTING: Counting = Counting {
         let ends_us = ask.limit.window_starts(grant.epoch.saturating_add(1));
         Some(ends_us.saturating_sub(reset_us))
     },
+    windows_kept: |_| Some(1),
 };
 
 /// A count beyond this is cut to it, so that the largest amount that comes back is all of it.

@@ -27,6 +27,11 @@ use crate::ask::Ask;
 
 pub(super) static SCRIPT: Script = Script::new(include_str!("gcra.lua"));
 
+/// After how many windows a bucket is full again.
+pub(super) fn windows_to_fill(limit: Limit) -> Option<u64> {
+    Some(limit.capacity().div_ceil(limit.requests_per_unit.max(1)).max(1))
+}
+
 /// The arguments of the script.
 pub(super) fn arguments(ask: &Ask, _: u64) -> Vec<u64> {
     let pace = Pace::of(ask.limit);

@@ -26,6 +26,7 @@ pub(super) static COUNTING: Counting = Counting {
     token: Token::Steady,
     is_windowed: false,
     store_time_us: |_, _| None, // its epoch may be corrected to the time of the newest entry
+    windows_kept: |_| Some(1),
 };
 
 static SCRIPT: Script = Script::new(include_str!("sliding_log.lua"));

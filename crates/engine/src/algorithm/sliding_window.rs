@@ -25,6 +25,7 @@ pub(super) static COUNTING: Counting = Counting {
     token: Token::Steady,
     is_windowed: true,
     store_time_us: |_, _| None, // the end of its window may be corrected
+    windows_kept: |_| Some(2),
 };
 
 static SCRIPT: Script = Script::new(include_str!("sliding_window.lua"));

@@ -157,13 +157,8 @@ fn delay(amount: u64) -> u32 {
 /// Limits of one key: they differ in their amounts only.
 fn any_limits() -> impl Strategy<Value = Vec<Limit>> {
     let amount = || prop_oneof![1..20u64, 1..5_000u64, 1..=9_999u64];
-    let algorithm = (0..5usize, amount()).prop_map(|(nth, amount)| match nth {
-        0 => Algorithm::FixedWindow,
-        1 => Algorithm::token_bucket(amount),
-        2 => Algorithm::SlidingWindow,
-        3 => Algorithm::SlidingLog,
-        _ => Algorithm::LeakyBucket { max_delay_us: delay(amount) },
-    });
+    let windowed = Algorithm::ALL.into_iter().filter(|algorithm| algorithm.has_window());
+    let algorithm = proptest::sample::select(windowed.collect::<Vec<_>>());
     let unit = proptest::sample::select(vec![Unit::Second, Unit::Hour, Unit::Year]);
     (algorithm, unit).prop_flat_map(move |(algorithm, unit)| {
         let limit = (amount(), amount()).prop_map(move |(requests_per_unit, amount)| {

@@ -19,6 +19,7 @@ pub(super) static COUNTING: Counting = Counting {
     token: Token::Steady,
     is_windowed: false,
     store_time_us: |_, grant| Some(grant.epoch),
+    windows_kept: gcra::windows_to_fill,
 };
 
 /// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of

@@ -16,13 +16,13 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ratelease_rules::Limit;
 use ratelease_rules::key::Key;
-use ratelease_rules::{Algorithm, Limit};
 use redis::Value;
 
 use super::fault::{Elsewhere, Fault, Kind};
 use super::{Call, RedisStore, Trip, millis};
-use crate::algorithm::{Script, window_seconds};
+use crate::algorithm::{Script, counting, window_seconds};
 use crate::store::{Ask, Store};
 use crate::time::Time;
 
@@ -252,11 +252,7 @@ impl RedisStore {
 /// How long a count lasts without an ask, at least: a bucket until it is full, a window until it has
 /// no effect.
 fn lasts(limit: Limit) -> Duration {
-    let windows = match limit.algorithm {
-        Algorithm::Concurrency => return SLOTS_LAST.max(LASTS_MIN),
-        Algorithm::SlidingWindow => 2,
-        _ => limit.capacity().div_ceil(limit.requests_per_unit.max(1)).max(1),
-    };
+    let Some(windows) = (counting(limit).windows_kept)(limit) else { return SLOTS_LAST };
     let window = limit.window_max().max(Duration::from_secs(window_seconds(limit)));
     let windows = u32::try_from(windows).unwrap_or(u32::MAX);
     window.saturating_mul(windows).clamp(LASTS_MIN, LASTS_MAX)
