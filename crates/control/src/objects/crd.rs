@@ -22,7 +22,7 @@ const FILE: &str = "../../deploy/helm/ratelease/crds/ratelimitrules.yaml";
 
 const HEAD: &str = "\
 # The rules of a domain as an object (docs/control-plane.md).
-# UPDATE_DOCS=1 cargo test --workspace --lib -- objects::crd writes this file from the table of options.
+# UPDATE_DOCS=1 cargo test --workspace --lib -- schema writes this file from the table of options.
 ";
 
 const ANY_FIELD: &str = "x-kubernetes-preserve-unknown-fields";
@@ -190,7 +190,7 @@ fn definition() -> Value {
 }
 
 #[test]
-fn the_definition_is_up_to_date() {
+fn the_schema_of_the_definition_is_up_to_date() {
     let yaml = serde_saphyr::to_string(&definition()).expect("JSON is YAML");
     let text = format!("{HEAD}{yaml}");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);

@@ -43,7 +43,7 @@ fn row_1_syntax() {
 }
 
 /// The end of a refusal of a key that no map has: the options of this one.
-fn expected(map: MapKind) -> String {
+pub(super) fn expected(map: MapKind) -> String {
     let names: Vec<_> = map.options().map(|option| option.name).collect();
     format!("expected one of {}", names.join(", "))
 }

@@ -1,7 +1,8 @@
 //! Faults in the settings that the reference does not have, each at its place.
 
-use super::super::faults::refuses;
+use super::super::faults::{expected, refuses};
 use crate::limit::Algorithm;
+use crate::options::MapKind;
 
 /// The algorithms that a rule may name.
 fn algorithms() -> String {
@@ -154,7 +155,7 @@ fn shards_out_of_range_and_a_queue_that_cannot_be_split() {
 
 #[test]
 fn defaults_are_checked_themselves_and_hold_nothing_else() {
-    let algorithms = algorithms();
+    let (algorithms, defaults) = (algorithms(), expected(MapKind::Defaults));
     refuses(
         "defaults.yaml",
         &[
@@ -166,8 +167,7 @@ fn defaults_are_checked_themselves_and_hold_nothing_else() {
             "8:3: 'unit' cannot stand here; it belongs to 'rate_limit'",
             "9:3: 'burst' cannot stand here; it belongs to 'rate_limit'",
             "10:17: unknown failure mode 'open'; expected one of local, allow, deny, error",
-            "11:3: unknown key 'failuremode'; expected one of algorithm, max_delay, lease, \
-             shards, failure_mode, charge_denied, settle, carry_debt; did you mean 'failure_mode'?",
+            &format!("11:3: unknown key 'failuremode'; {defaults}; did you mean 'failure_mode'?"),
             "14:14: 'algorithm' cannot stand here; it belongs to 'rate_limit' or 'defaults'",
             "14:39: 'defaults' cannot stand here; it belongs to the file's top level",
         ],
