@@ -23,7 +23,7 @@ use ratelease_listener::{Cores, OpenConnections};
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::{self, ConnectionAge, HealthHandle};
 use ratelease_server::hot_keys::{HotKeys, HottestKeys, RuleHotKeys};
-use ratelease_server::metrics::counter::{Count, Counter, ListenerName};
+use ratelease_server::metrics::counter::{Count, Counter};
 use ratelease_server::metrics::{Calls, Meters, RuleTotals};
 use ratelease_server::observe::{Observers, Samples};
 use ratelease_server::service::DecisionService;
@@ -593,10 +593,10 @@ impl ProcessStats {
             (Counter::TaskRestarts, self.supervisor.restarts()),
             (Counter::TasksReady, self.tasks_ready()),
             (Counter::LoaderPanics, self.published.panics()),
-            (Counter::Connections(ListenerName::Grpc), grpc.count() as u64),
-            (Counter::Connections(ListenerName::Http), http.count() as u64),
-            (Counter::Connections(ListenerName::Debug), debug.count() as u64),
-            (Counter::Connections(ListenerName::Metrics), metrics.count() as u64),
+            (Counter::GrpcConnections, grpc.count() as u64),
+            (Counter::HttpConnections, http.count() as u64),
+            (Counter::DebugConnections, debug.count() as u64),
+            (Counter::MetricsConnections, metrics.count() as u64),
             (Counter::ConnectionsRefused, of_all(OpenConnections::refused)),
             (Counter::ConnectionsEvicted, of_all(OpenConnections::evicted)),
             (Counter::ConnectionsThrottled, of_all(OpenConnections::violations)),

@@ -149,7 +149,7 @@ impl Watch {
 pub(crate) fn counts(acceptor: &TlsAcceptor) -> Vec<Count> {
     let failed = HandshakeFailure::ALL
         .into_iter()
-        .map(|reason| (Counter::HandshakesFailed(reason), acceptor.failed(reason)));
+        .map(|reason| (Counter::failed(reason), acceptor.failed(reason)));
     let mut counts = vec![
         (Counter::Handshakes, acceptor.completed()),
         (Counter::CertificatesReplaced, acceptor.replaced()),

@@ -5,11 +5,13 @@ use std::time::Duration;
 use ratelease_engine::limiter::resolve;
 use ratelease_engine::time::Time;
 use ratelease_engine::verdict::{Counted, DecisionSource, Modes, Status, Verdict};
+use ratelease_listener::tls::HandshakeFailure;
 use ratelease_rules::key::{Key, KeyHasher};
 use ratelease_rules::request::{Descriptor, Entry};
 use ratelease_rules::{self as rules, Limit, Rules, Source, Unit};
 use smallvec::smallvec;
 
+use super::counter::Counter;
 use super::family::{Family, Value};
 use super::*;
 
@@ -652,4 +654,13 @@ descriptors:
     });
     assert_eq!(families[0], families[1]);
     assert!(!families[0].is_empty());
+}
+
+#[test]
+fn each_reason_of_a_failed_handshake_has_a_counter_that_names_it() {
+    for reason in HandshakeFailure::ALL {
+        let counter = Counter::failed(reason);
+        assert_eq!(counter.name(), format!("tls_handshakes_{}", reason.name()));
+        assert_eq!(counter.metric().unwrap().label, Some(("reason", reason.name())));
+    }
 }

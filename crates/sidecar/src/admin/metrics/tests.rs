@@ -3,13 +3,12 @@
 use ratelease_engine::counter::{self, RedisCounter, RedisFailure};
 
 use super::*;
-use ratelease_server::metrics::counter::ListenerName;
 
 #[test]
 fn every_count_has_a_metric_and_those_of_one_name_are_one_family() {
     let counts = [
-        (Counter::Connections(ListenerName::Grpc), 2),
-        (Counter::Connections(ListenerName::Http), 3),
+        (Counter::GrpcConnections, 2),
+        (Counter::HttpConnections, 3),
         (counter::Counter::Keys.into(), 4),
         (counter::Counter::Redis(RedisCounter::Failure(RedisFailure::OutOfMemory)).into(), 5),
         (counter::Counter::BreakerOpened.into(), 6),
