@@ -16,8 +16,8 @@ use ratelease_rules::nearest;
 use crate::commands::{Cli, Task};
 use crate::grammar::{self, documented};
 use crate::settings::DATADOG_TAGS;
-use crate::settings::reference::{BESIDE_REFERENCE, REFERENCE, Support, asks_for_nothing};
-use crate::settings::{Fault, Settings, SettingsError};
+use crate::settings::reference::{EXCEPTIONS, Support, asks_for_nothing};
+use crate::settings::{Fault, Settings, SettingsError, is_of_reference};
 
 /// The name under which the image starts the program, which selects the reference's defaults.
 const PROGRAM: &str = "ratelimit";
@@ -221,7 +221,7 @@ pub fn may_show(name: &str, value: &str) -> bool {
     match FLAGS.get(name) {
         Some(true) => grammar::may_show(name, value),
         Some(false) => true,
-        None => REFERENCE.iter().chain(&BESIDE_REFERENCE).any(|(known, _)| *known == name),
+        None => EXCEPTIONS.iter().any(|(known, _)| *known == name),
     }
 }
 
@@ -315,9 +315,9 @@ impl Read {
         if let Some(fault) = self.faults.iter().find(|fault| fault.name == name) {
             return refused(fault);
         }
-        let mut table = REFERENCE.into_iter().chain(BESIDE_REFERENCE);
-        match table.find(|(known, _)| *known == name).map(|(_, support)| support) {
-            Some(Support::Flag | Support::Only(..)) => review(Effect::Same, "", ""),
+        let exception = EXCEPTIONS.into_iter().find(|(known, _)| *known == name);
+        match exception.map(|(_, support)| support) {
+            Some(Support::Only(..)) => review(Effect::Same, "", ""),
             Some(Support::Differs(what, action)) => review(Effect::Differs, what, action),
             Some(Support::Unsupported(_) | Support::Unneeded(_))
                 if value.is_some_and(asks_for_nothing) =>
@@ -326,7 +326,7 @@ impl Read {
             }
             Some(Support::Unsupported(reason)) => review(Effect::Ignored, reason, "unset it"),
             Some(Support::Unneeded(reason)) => review(Effect::Ignored, reason, ""),
-            None if is_of_library(name) => review(Effect::Same, "", ""),
+            None if is_of_library(name) || is_of_reference(name) => review(Effect::Same, "", ""),
             None if self.asked.contains(name) => {
                 review(Effect::Added, "a setting of ratelease; the reference ignores it", "")
             }

@@ -16,7 +16,7 @@ mod store;
 mod table;
 mod telemetry;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod value;
 
 use std::path::Path;
@@ -240,6 +240,12 @@ pub fn is_read_sometimes(name: &str) -> bool {
 pub(crate) fn reference_default(name: &str) -> Option<&'static str> {
     let mut rows = Settings::SECTIONS.iter().flat_map(Section::rows);
     rows.find(|row| row.name == name)?.reference_default
+}
+
+/// Returns whether the variable `name` is a setting that the reference has too: itself, or its
+/// newer versions, its library for statsd, or Envoy Gateway.
+pub(crate) fn is_of_reference(name: &str) -> bool {
+    Settings::SECTIONS.iter().flat_map(Section::shared).any(|shared| shared == name)
 }
 
 /// Reads a variable of the process's environment. Invalid UTF-8 is replaced, so that the value is

@@ -41,7 +41,7 @@ settings! {
     pub(super) struct AskedHeaders in "Answers" {
         /// Headers of answers, separated by commas: reference (the three named below), x-ratelimit,
         /// retry-after (on denials), ietf (RateLimit-Policy, RateLimit) [default: none]
-        "RESPONSE_HEADERS" => asked: Vec<&'static str> = optional("LIST", asked);
+        "RESPONSE_HEADERS" => asked: Vec<&'static str> = optional("LIST", asked).added();
         /// Answer with the three headers below, like the word reference in --response-headers
         "LIMIT_RESPONSE_HEADERS_ENABLED" => are_on: bool = switch(false);
         /// Name of the header with the limit
@@ -155,28 +155,31 @@ settings! {
     pub struct Leases in "Leases" {
         /// Maximum time, a duration, for which a request waits for a lease if its caller sets no
         /// deadline
-        "LEASE_MAX_WAIT" => max_wait: Duration = setting("SPAN", "5ms", wait).alias("max-wait");
+        "LEASE_MAX_WAIT" => max_wait: Duration =
+            setting("SPAN", "5ms", wait).alias("max-wait").added();
         /// Maximum wait, a duration, if the caller sets a deadline (grpc-timeout); at least
         /// --lease-max-wait
-        "LEASE_WAIT_LIMIT" => wait_limit: Duration = setting("SPAN", "15ms", wait);
+        "LEASE_WAIT_LIMIT" => wait_limit: Duration = setting("SPAN", "15ms", wait).added();
         /// Number of pods of each domain, 1 to 10000, assumed until Redis reports it
-        "PODS_EXPECTED" => pods_expected: u32 = setting("COUNT", "16", pods);
+        "PODS_EXPECTED" => pods_expected: u32 = setting("COUNT", "16", pods).added();
         /// Memory for the buffers of keys, a size; when it is full, idle keys are evicted
         "BUFFER_MEMORY" => buffer_bytes_max: usize = setting("SIZE", "64MiB", |text| {
             value::size_within(text, BUFFER_MEMORY_MIN..=BUFFER_MEMORY_MAX)
-        });
+        })
+        .added();
         /// Secret with which keys are hashed, the same in all pods; only as a variable, because
         /// flags show in ps [default: built in]
-        "KEY_SECRET" => key_secret: Secret = secret("SECRET");
+        "KEY_SECRET" => key_secret: Secret = secret("SECRET").added();
         /// The secret that KEY_SECRET replaces, or none if there was no secret, until all pods have
         /// KEY_SECRET and the longest window has ended since; only as a variable [default: no secret
         /// is being replaced]
-        "KEY_SECRET_PREVIOUS" => previous_key_secret: Secret = secret("SECRET");
+        "KEY_SECRET_PREVIOUS" => previous_key_secret: Secret = secret("SECRET").added();
         /// Maximum time, a duration, for requests in flight and for giving back leases after a
         /// signal
         "DRAIN_TIMEOUT" => drain: Duration =
             setting("SPAN", "10s", |text| value::duration_within(text, Duration::ZERO..=DRAIN_MAX))
-                .alias("drain");
+                .alias("drain")
+                .added();
     }
 }
 
@@ -240,13 +243,14 @@ settings! {
     #[derive(Copy, Eq)]
     pub struct HotKeys in "Hot keys" {
         /// Count the keys that are requested and denied most often, for /status, /hotkeys and /live
-        "HOT_KEYS" => is_on: bool = switch(true);
+        "HOT_KEYS" => is_on: bool = switch(true).added();
         /// On average, count one decision in this many
         "HOT_KEYS_SAMPLE" => sample: NonZeroU32 =
-            setting("COUNT", "4", |text| value::count_within(text, NonZeroU32::MIN..=SAMPLE_MAX));
+            setting("COUNT", "4", |text| value::count_within(text, NonZeroU32::MIN..=SAMPLE_MAX))
+                .added();
         /// Show the entries of the hottest keys, which contain clients' values, to the control plane
         /// too
-        "HOT_KEYS_VALUES" => values: bool = switch(false);
+        "HOT_KEYS_VALUES" => values: bool = switch(false).added();
     }
 }
 

@@ -35,13 +35,13 @@ settings! {
         "PORT" => port: u16 = setting("PORT", "8080", value::port);
         /// Host names under which /json, /shouldAllow and /api/v1/rate_limit may be called, in
         /// addition to IP addresses and cluster-internal names; * allows any
-        "ALLOWED_HOSTS" => allowed_hosts: Vec<String> = optional("NAMES", names);
+        "ALLOWED_HOSTS" => allowed_hosts: Vec<String> = optional("NAMES", names).added();
         /// Let /json give hits back (is_negative_hits); gRPC calls always may
-        "JSON_REFUNDS" => json_refunds: bool = switch(false);
+        "JSON_REFUNDS" => json_refunds: bool = switch(false).added();
         /// Domain of the rules that /shouldAllow and /api/v1/rate_limit apply, as the control plane
         /// writes them at /rules
         "SCOPED_RULES_DOMAIN" => scoped_domain: String =
-            setting("DOMAIN", scoped::DOMAIN, |text| Ok(text.to_owned()));
+            setting("DOMAIN", scoped::DOMAIN, |text| Ok(text.to_owned())).added();
         /// Interface of the gRPC listener
         "GRPC_HOST" => grpc_host: String =
             setting("HOST", "127.0.0.1", value::host).reference_default("0.0.0.0");
@@ -51,9 +51,10 @@ settings! {
         "GRPC_UDS" => grpc_uds: Option<PathBuf> =
             optional("PATH", |text| value::socket_path(text).map(Some));
         /// Permissions of that socket, in octal; Envoy needs write permission
-        "GRPC_UDS_MODE" => grpc_uds_mode: u32 = setting("MODE", "0666", mode);
+        "GRPC_UDS_MODE" => grpc_uds_mode: u32 = setting("MODE", "0666", mode).added();
         /// Group of that socket, by number [default: the group of the process]
-        "GRPC_UDS_GROUP" => grpc_uds_group: Option<u32> = optional("GID", group_number);
+        "GRPC_UDS_GROUP" => grpc_uds_group: Option<u32> =
+            optional("GID", group_number).added();
         /// Age, a duration, after which a gRPC connection is closed gracefully; 0 for never
         "GRPC_MAX_CONNECTION_AGE" => max_connection_age: Option<Duration> =
             setting("AGE", "24h", value::duration_or_never);
@@ -62,21 +63,23 @@ settings! {
             setting("SPAN", "1h", value::duration_or_never);
         /// Maximum number of calls in flight on all connections together; further calls are refused
         "MAX_IN_FLIGHT" => calls_max: usize =
-            setting("COUNT", "4096", |text| value::count_within(text, 1..=MAX_IN_FLIGHT_MAX));
+            setting("COUNT", "4096", |text| value::count_within(text, 1..=MAX_IN_FLIGHT_MAX))
+                .added();
         /// Number of threads that serve connections [default: one for each core that the process
         /// may use]
         "THREADS" => threads: Option<usize> =
-            optional("COUNT", |text| value::count_within(text, 1..=THREADS_MAX).map(Some));
+            optional("COUNT", |text| value::count_within(text, 1..=THREADS_MAX).map(Some)).added();
         /// Interface of the debug listener
         "DEBUG_HOST" => debug_host: String = setting("HOST", "127.0.0.1", value::host);
         /// Port of the debug listener: /status, /metrics, /rlconfig, /hotkeys and their index
         "DEBUG_PORT" => debug_port: u16 = setting("PORT", "6070", value::port);
         /// Host names under which the debug and metrics listeners may be called, in addition to IP
         /// addresses and cluster-internal names; * allows any
-        "DEBUG_ALLOWED_HOSTS" => debug_allowed_hosts: Vec<String> = optional("NAMES", names);
+        "DEBUG_ALLOWED_HOSTS" => debug_allowed_hosts: Vec<String> =
+            optional("NAMES", names).added();
         /// Token that requests to the debug listener must carry, as a bearer token or a password
         /// [default: none, no token is required]
-        "DEBUG_TOKEN" => debug_token: Secret = secret("SECRET");
+        "DEBUG_TOKEN" => debug_token: Secret = secret("SECRET").added();
     }
 }
 

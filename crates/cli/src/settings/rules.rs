@@ -30,7 +30,7 @@ settings! {
     pub(super) struct DirectoryNames in "Rules" {
         /// Directory with the rule files; takes precedence over the RUNTIME_ variables [default:
         /// config/rules, if none of those is set]
-        "--rules" => rules: Option<PathBuf> = path("DIR");
+        "--rules" => rules: Option<PathBuf> = path("DIR").added();
         /// The rules are in RUNTIME_ROOT/RUNTIME_SUBDIRECTORY/RUNTIME_APPDIRECTORY [default:
         /// /srv/runtime_data/current, if one of the others is set]
         "RUNTIME_ROOT" => root: Option<PathBuf> = path("DIR");
@@ -55,9 +55,9 @@ settings! {
         /// Names of the stores that rules may name besides default, separated by commas. Each has
         /// the settings of REDIS_PERSECOND_ under its own name: REDIS_STORE_PREMIUM_URL for premium
         /// [default: none]
-        "REDIS_STORES" => stores: StoreNames = optional("NAMES", store_names);
+        "REDIS_STORES" => stores: StoreNames = optional("NAMES", store_names).added();
         /// Stores of domains whose rules name none, such as acme=premium,shop=batch [default: none]
-        "STORE_OF_DOMAIN" => store_of_domain: String = text("LIST");
+        "STORE_OF_DOMAIN" => store_of_domain: String = text("LIST").added();
     }
 }
 
@@ -75,7 +75,7 @@ settings! {
         "FORCE_START_WITHOUT_INITIAL_CONFIG" => force_start: bool = switch(false);
         /// File that keeps the last good rules, for a start at which no rules can be loaded, and
         /// the number of pods, for a start without Redis [default: none]
-        "RULES_SNAPSHOT" => snapshot: Option<PathBuf> = path("PATH");
+        "RULES_SNAPSHOT" => snapshot: Option<PathBuf> = path("PATH").added();
     }
 }
 
@@ -278,7 +278,7 @@ settings! {
         "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS" => headers: HeaderMap =
             parsed_secret("HEADERS", "", header_map);
         /// Also take rules as YAML, in the type ratelease.config.v1.Rules, from the same server
-        "CONFIG_GRPC_XDS_RATELEASE" => own_rules: bool = switch(false);
+        "CONFIG_GRPC_XDS_RATELEASE" => own_rules: bool = switch(false).added();
         /// Use TLS to the xDS server
         "CONFIG_GRPC_XDS_SERVER_USE_TLS" => is_secured: bool = switch(false);
         /// File with the CA certificates that the server's must be signed by, PEM; read again for
@@ -312,7 +312,7 @@ settings! {
         /// Interval, a duration, at which a silent server is pinged; many servers close connections
         /// that ping more often than every 5 minutes
         "XDS_CLIENT_KEEPALIVE_INTERVAL" => keepalive: Duration =
-            setting("SPAN", "5m10s", interval);
+            setting("SPAN", "5m10s", interval).added();
     }
 }
 

@@ -55,7 +55,7 @@ settings! {
         /// Networks to which redirects of servers and sentinels are confined, such as
         /// 10.0.0.0/8,fd00::/8 [default: any address]
         "REDIS_REDIRECT_NETWORKS" => redirect_networks: Option<Vec<IpNet>> =
-            optional("CIDRS", networks);
+            optional("CIDRS", networks).added();
         /// Minimum time, a duration, for which a connection may be silent before it is replaced;
         /// longer where Redis is measured to be slower
         "REDIS_TIMEOUT" => timeout: Duration = setting("SPAN", "250ms", |text| {

@@ -32,6 +32,8 @@ pub struct Row {
     /// The default under the name `ratelimit`, if it differs.
     pub(super) reference_default: Option<&'static str>,
     alias: Option<Alias>,
+    /// Whether the reference has no such setting.
+    is_added: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -207,6 +209,11 @@ impl<T> Setting<T> {
         Self { row: Row { reference_default: Some(default), ..self.row }, ..self }
     }
 
+    /// Marks a setting that the reference does not have.
+    pub(super) const fn added(self) -> Self {
+        Self { row: Row { is_added: true, ..self.row }, ..self }
+    }
+
     /// Adds a second name of the flag, which the help text shows.
     pub(super) const fn alias(self, alias: &'static str) -> Self {
         Self { row: Row { alias: Some(Alias::Visible(alias)), ..self.row }, ..self }
@@ -271,7 +278,16 @@ impl<T> Setting<T> {
 
 impl Row {
     const fn new(value_name: &'static str, kind: Kind, default: Option<&'static str>) -> Self {
-        Self { name: "", help: "", value_name, kind, default, reference_default: None, alias: None }
+        Self {
+            name: "",
+            help: "",
+            value_name,
+            kind,
+            default,
+            reference_default: None,
+            alias: None,
+            is_added: false,
+        }
     }
 
     /// Adds the flags of the row to `command`.
@@ -336,6 +352,11 @@ impl<'n> Section<'n> {
     pub fn rows(&self) -> impl Iterator<Item = &'static Row> + use<> {
         let only = self.only;
         self.rows.iter().filter(move |row| only.is_empty() || only.contains(&row.name))
+    }
+
+    /// Returns the variables of the rows that the reference has too.
+    pub(super) fn shared(&self) -> impl Iterator<Item = Cow<'static, str>> {
+        self.rows().filter(|row| !row.is_added).map(|row| self.names.name(row.name))
     }
 
     /// Adds the flags to `command`.

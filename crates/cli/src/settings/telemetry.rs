@@ -56,13 +56,15 @@ settings! {
         /// Maximum number of lines a second from one place in the code; one more line counts those
         /// left out; 0 for no limit
         "LOG_LINES_PER_SECOND" => lines_per_second: u32 =
-            setting("LINES", "100", |text| value::count_within(text, 0..=LINES_PER_SECOND_MAX));
+            setting("LINES", "100", |text| value::count_within(text, 0..=LINES_PER_SECOND_MAX))
+                .added();
         /// Let values of descriptors appear in the log
-        "LOG_VALUES" => values: bool = switch(false);
+        "LOG_VALUES" => values: bool = switch(false).added();
         /// Share of the decisions that are logged, 0 to 1, such as 0.01
         "DECISION_SAMPLE_RATE" => decision_sample_rate: f32 = setting("SHARE", "0", |text| {
             value::ratio(text).map_err(|expected| expected.example("0.01"))
-        });
+        })
+        .added();
     }
 }
 
@@ -105,7 +107,8 @@ settings! {
         /// Maximum number of rules, and of values of detailed rules, that are counted separately;
         /// the rest are counted together
         "METRICS_SERIES_MAX" => series_max: usize =
-            setting("COUNT", "10000", |text| value::count_within(text, 0..=SERIES_LIMIT));
+            setting("COUNT", "10000", |text| value::count_within(text, 0..=SERIES_LIMIT))
+                .added();
     }
 }
 
@@ -210,10 +213,10 @@ settings! {
         /// Share, 0 to 1, of the requests that are traced if their caller made no decision about it
         "TRACING_SAMPLING_RATE" => given_rate: f32 = setting("SHARE", "1", sampling_rate);
         /// Also push metrics: otlp, or none
-        "OTEL_METRICS_EXPORTER" => pushes: bool = setting("KIND", "none", pushes);
+        "OTEL_METRICS_EXPORTER" => pushes: bool = setting("KIND", "none", pushes).added();
         /// Time between pushes of metrics, in milliseconds
         "OTEL_METRIC_EXPORT_INTERVAL" => interval_ms: u64 =
-            setting("MS", "60000", |text| value::count_within(text, INTERVAL_MS));
+            setting("MS", "60000", |text| value::count_within(text, INTERVAL_MS)).added();
     }
 }
 
