@@ -17,9 +17,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use percent_encoding::percent_decode;
-use serde::de::{
-    Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor, value,
-};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use smallvec::{SmallVec, smallvec};
 
 use super::json::shown;
@@ -214,11 +212,9 @@ struct Body {
     faults: FieldFaults,
 }
 
-/// The name of a field: its index, or the beginning of one that is unknown.
-enum Name {
-    Known(usize),
-    Unknown(String),
-}
+/// The name of a field; a part of the body if it has no escapes.
+#[derive(serde::Deserialize)]
+struct Name<'b>(#[serde(borrow)] Cow<'b, str>);
 
 /// The value of a field.
 enum Given {
@@ -233,7 +229,8 @@ enum Given {
 /// Reads a body.
 fn read_body(body: &[u8]) -> Result<ScopedRequest, Vec<FieldFault>> {
     let mut reader = serde_json::Deserializer::from_slice(body);
-    let read = Body::deserialize(&mut reader).and_then(|read| reader.end().map(|()| read));
+    let empty = Body { given: FIELDS.map(|_| Given::Nothing), faults: FieldFaults::default() };
+    let read = reader.deserialize_map(empty).and_then(|read| reader.end().map(|()| read));
     let Body { given: [scope, value, api, cost], mut faults } = read.map_err(|error| {
         let message = format!("is not a request in JSON: {}", shown(&error));
         vec![FieldFault { field: "body".into(), message }]
@@ -281,65 +278,31 @@ impl Given {
     }
 }
 
-impl<'de> Deserialize<'de> for Body {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields;
+/// Fills in what the body gives.
+impl<'de> Visitor<'de> for Body {
+    type Value = Self;
 
-        impl<'de> Visitor<'de> for Fields {
-            type Value = Body;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Body, A::Error> {
-                let given = FIELDS.map(|_| Given::Nothing);
-                let mut body = Body { given, faults: FieldFaults::default() };
-                let mut is_given = [false; FIELDS.len()];
-                while let Some(name) = map.next_key()? {
-                    match name {
-                        Name::Known(at) if is_given[at] => {
-                            map.next_value::<IgnoredAny>()?;
-                            body.faults.add(FIELDS[at], "is there twice; give it once");
-                        }
-                        Name::Known(at) => {
-                            is_given[at] = true;
-                            body.given[at] = map.next_value()?;
-                        }
-                        Name::Unknown(name) => {
-                            map.next_value::<IgnoredAny>()?;
-                            body.faults.add_unknown(&name, "field", &FIELDS);
-                        }
-                    }
-                }
-                Ok(body)
-            }
-        }
-
-        deserializer.deserialize_map(Fields)
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
     }
-}
 
-impl<'de> Deserialize<'de> for Name {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-
-        impl Visitor<'_> for Text {
-            type Value = Name;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the name of a field")
-            }
-
-            fn visit_str<E: Error>(self, name: &str) -> Result<Name, E> {
-                Ok(match FIELDS.iter().position(|field| *field == name) {
-                    Some(at) => Name::Known(at),
-                    None => Name::Unknown(excerpt(name)),
-                })
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self, A::Error> {
+        let mut is_given = [false; FIELDS.len()];
+        while let Some(Name(name)) = map.next_key()? {
+            let Some(at) = FIELDS.iter().position(|field| *field == name) else {
+                map.next_value::<IgnoredAny>()?;
+                self.faults.add_unknown(&excerpt(&name), "field", &FIELDS);
+                continue;
+            };
+            if is_given[at] {
+                map.next_value::<IgnoredAny>()?;
+                self.faults.add(FIELDS[at], "is there twice; give it once");
+            } else {
+                is_given[at] = true;
+                self.given[at] = map.next_value()?;
             }
         }
-
-        deserializer.deserialize_str(Text)
+        Ok(self)
     }
 }
 
@@ -378,13 +341,13 @@ impl<'de> Deserialize<'de> for Given {
                 Ok(Given::Other(truth.to_string()))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Given, A::Error> {
-                while list.next_element::<IgnoredAny>()?.is_some() {}
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Given, A::Error> {
+                IgnoredAny.visit_seq(list)?;
                 Ok(Given::Other("a list".into()))
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Given, A::Error> {
-                IgnoredAny::deserialize(value::MapAccessDeserializer::new(map))?;
+                IgnoredAny.visit_map(map)?;
                 Ok(Given::Other("an object".into()))
             }
         }

@@ -132,6 +132,20 @@ fn what_is_no_object_in_json_is_one_fault_of_the_body() {
 }
 
 #[test]
+fn a_fault_within_a_value_has_its_place_in_the_body() {
+    for (body, what) in [
+        (&b"{\"scope\":\"user\",\n \"scope_value\":\"\\ud800\" }"[..], "line 2 column 23"),
+        (b"{\"api\":\"\xff\" }", "invalid unicode code point at line 1 column 9"),
+        (b"{\"cost\": 1e400 }", "number out of range at line 1 column 14"),
+        (b"{\"cost\":[01]}", "invalid number at line 1 column 11"),
+        (br#"{"cost":{"\ud800":1}}"#, "hex escape at line 1 column 17"),
+    ] {
+        let found = words(ScopedRequest::from_body(body).unwrap_err());
+        assert!(found.len() == 1 && found[0].ends_with(what), "{found:?}");
+    }
+}
+
+#[test]
 fn each_fault_of_a_query_is_named_with_its_field() {
     refused_query("", &["user_id is missing, and so is ip", "endpoint is missing"]);
     refused_query("tier=free&endpoint=/", &["user_id is missing"]);
