@@ -342,6 +342,10 @@ impl Store for Traced {
         self.inner.shard(ask)
     }
 
+    fn other_name(&self, ask: &Ask) -> Option<ratelease_rules::key::Key> {
+        self.inner.other_name(ask)
+    }
+
     fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
         let Some(span) = self.tracer.begin_exchange(ask, || self.inner.shard(ask)) else {
             return self.inner.lend(ask);

@@ -1,12 +1,14 @@
 //! What `trace` must do.
 
 use super::*;
-use ratelease_rules::key::Key;
+use ratelease_cli::settings::Identity;
+use ratelease_engine::store::memory::MemoryStore;
+use ratelease_rules::key::Key as RuleKey;
 use ratelease_rules::{Limit, Unit};
 
 /// The span of an ask that was sent by this request.
 fn sent_by(cause: Option<SpanContext>) -> (SpanBuilder, RemoteContext) {
-    let look = Ask::look(Key::for_test(7), Limit::fixed_window(1, Unit::Hour));
+    let look = Ask::look(RuleKey::for_test(7), Limit::fixed_window(1, Unit::Hour));
     let (builder, parent) = exchange(&Ask { cause, ..look }, 3);
     (builder, parent.span().span_context().clone())
 }
@@ -29,6 +31,59 @@ fn an_exchange_for_no_traced_request_is_a_root() {
     let (builder, parent) = sent_by(None);
     assert!(!parent.is_valid() && builder.links.iter().flatten().count() == 0, "{builder:?}");
     assert!(!has_attribute(&builder, "db.operation.batch.size"), "one is no batch");
+}
+
+/// A store that answers each question about itself in a way of its own.
+struct Telling(MemoryStore);
+
+impl Store for Telling {
+    fn shard(&self, _: &Ask) -> usize {
+        3
+    }
+
+    fn other_name(&self, _: &Ask) -> Option<RuleKey> {
+        Some(RuleKey::for_test(9))
+    }
+
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
+        self.0.lend(ask)
+    }
+
+    fn silence(&self, shard: usize) -> Option<Duration> {
+        Some(Duration::from_secs(shard as u64))
+    }
+
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
+        self.0.beat(beat)
+    }
+
+    fn server(&self, shard: usize) -> Option<String> {
+        Some(format!("server {shard}"))
+    }
+
+    fn store_name(&self, shard: usize) -> String {
+        format!("store {shard}")
+    }
+
+    fn describe(&self) -> String {
+        "telling".to_owned()
+    }
+}
+
+#[test]
+fn what_a_store_says_of_itself_is_the_same_when_its_asks_are_traced() {
+    let [name, namespace, instance] = [const { String::new() }; 3];
+    let identity = Identity { name, namespace, instance, attributes: Vec::new() };
+    let tracer = Tracer::new(&Origin::new(identity), None, Clock::start());
+    let traced = Traced::new(Arc::new(Telling(MemoryStore::system())), tracer);
+    let look = Ask::look(RuleKey::for_test(7), Limit::fixed_window(1, Unit::Hour));
+    assert_eq!((traced.shard(&look), traced.other_name(&look)), (3, Some(RuleKey::for_test(9))));
+    assert_eq!(traced.silence(5), Some(Duration::from_secs(5)));
+    assert_eq!(
+        (traced.server(5), traced.store_name(5)),
+        (Some("server 5".into()), "store 5".into())
+    );
+    assert_eq!(traced.describe(), "telling");
 }
 
 mod context {
