@@ -3,9 +3,9 @@
 //! Asks queue by shard. Asks that queue while the last batch of a shard is out are sent together,
 //! so batches grow with the load. Each reply is delivered as soon as it arrives, so no ask delays
 //! another. A shard that fails or stalls opens its breaker: asks are refused at once until a probe
-//! succeeds. A shard that is slow but replies is congested: asks that no request waits for are
-//! dropped once the budget of asks is spent. Replies go to the function that the lease client was
-//! opened with.
+//! succeeds. Late replies of a shard that still replies are no failures. As the budget of asks of a
+//! shard runs out, asks ahead are dropped first, then probes of empty keys, and others never.
+//! Replies go to the function that the lease client was opened with.
 //!
 //! The limiter decides how much to ask for, with [`size`]; the client does not.
 

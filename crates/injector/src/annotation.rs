@@ -89,7 +89,7 @@ pub struct Lookup<'d> {
 // === impl Defaults ===
 
 impl Defaults {
-    /// Reads pairs `NAME=value`, where `NAME` is the name of a [`Key`].
+    /// Reads pairs `NAME=value`, where `NAME` is the name of a `Key`.
     ///
     /// # Errors
     /// Each pair that is none, and each unknown or repeated name.

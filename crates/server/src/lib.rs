@@ -17,8 +17,8 @@
 //!
 //! [`request`] names the protocols, and the reasons why a call gets no verdict; [`current_rules`]
 //! are the rules in force. [`metrics`] counts all decisions, [`hot_keys`] the hottest keys,
-//! [`trace`] makes spans of some requests, and [`observe`] passes each decision to all of them and
-//! logs some. [`service`] checks and decides a request, for [`grpc`] here and for decisions over
+//! [`observe`] passes each decision to both and logs some, and [`trace`] makes spans of some
+//! requests. [`service`] checks and decides a request, for [`grpc`] here and for decisions over
 //! HTTP in the sidecar.
 
 #![forbid(unsafe_code)]

@@ -1,8 +1,8 @@
-//! What both servers, gRPC and HTTP, do with a request: check it, decide it, or return the reason
-//! why not.
+//! What both servers, gRPC and HTTP, do with a request: check it, decide it, describe its limits in
+//! headers of the response, and try candidate rules; or return the reason why not.
 //!
-//! May use the engine, the rules in force and the observers. Of the protocols it knows only their
-//! names: it bounds the calls that wait and the memory of incomplete messages for each of them.
+//! May use the engine, the rules in force and the observers. Of the protocols it knows their names,
+//! and the headers of a request for its span: it bounds the calls that wait and the memory of incomplete messages for each of them.
 
 use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};

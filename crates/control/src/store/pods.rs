@@ -162,7 +162,7 @@ impl Store {
     }
 
     /// Writes these streams of `replica`, which may be there already, and removes those with the
-    /// numbers `gone`; both together at most [`CHANGES_MAX`].
+    /// numbers `gone`; both together at most `CHANGES_MAX`.
     ///
     /// # Errors
     /// Fails if the database is not available.

@@ -408,7 +408,7 @@ impl Store {
     /// The draft of a domain; an empty one if there is none.
     ///
     /// # Errors
-    /// [`StoreError::Moved`](super::StoreError) if others change it all the time.
+    /// `StoreError::Moved` if others change it all the time.
     pub async fn draft(&self, domain: &str) -> StoreResult<Draft> {
         let StoredDraft { changed, defaults, rules } = self.stored_draft(domain).await?;
         let records = rules.into_iter().map(|rule| rule.record).collect();
@@ -419,7 +419,7 @@ impl Store {
     /// The draft of a domain, with all that is stored of its rules.
     ///
     /// # Errors
-    /// [`StoreError::Moved`](super::StoreError) if others change it all the time.
+    /// `StoreError::Moved` if others change it all the time.
     pub async fn stored_draft(&self, domain: &str) -> StoreResult<StoredDraft> {
         for _ in 0..ATTEMPTS_MAX {
             let (changed, defaults) = self.draft_head(domain).await?;

@@ -3,7 +3,8 @@
 //!
 //! That a pod has no room for a further request or ask says nothing about the store, which may be
 //! well. So no request then passes without being counted, and none ends in an error: `local` admits
-//! the pod's part as a debt, and every other mode denies ([`DecisionSource::Shed`]).
+//! the pod's part as a debt, if the key has an entry and tokens that can be owed, and all else is
+//! denied ([`DecisionSource::Shed`]).
 
 use std::collections::HashMap;
 use std::sync::Arc;

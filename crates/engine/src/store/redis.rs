@@ -1,9 +1,9 @@
 //! The store on Redis: a cluster, one server, or a master that sentinels monitor. Only this file
 //! and its submodules name the Redis client.
 //!
-//! Every ask is one call of one script on one key. It is sent again only after an error reply,
-//! which means that the script changed nothing: **an ask is applied at most once**, with or without
-//! tokens to give back. A lost reply costs the tokens of one lease until the window ends. Repeating
+//! Every ask is one call of one script on one key, but for a count that moves (`renames`). It is sent
+//! again only after a reply which says that the script changed nothing: **an ask is applied at most
+//! once**, with or without tokens to give back. A lost reply costs the tokens of one lease until the window ends. Repeating
 //! the ask would cost as many tokens again each time, and a credit applied twice would admit more
 //! than the limit.
 

@@ -47,7 +47,7 @@ pub enum DecodeError {
 ///
 /// # Errors
 ///
-/// Fails if the message is not a request, or exceeds a bound of [`crate::service`].
+/// Fails if the message is not a request, or has more descriptors or entries than it may.
 pub fn read(message: &[u8]) -> Result<Request<'_>, DecodeError> {
     let mut request = Request { domain: "", descriptors: Few::new(), hits_addend: 0 };
     let mut fields = Fields::of(message);
