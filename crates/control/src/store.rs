@@ -30,11 +30,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 pub use pods::{CHANGES_MAX, PodRow};
-pub use rollouts::share;
 pub use rollouts::{
-    Bound, Choice, CountKey, HitCount, LABEL_BYTES_MAX, NewRollout, ReplicaCount, Rollout,
-    RolloutStep, Stage,
+    Bound, Choice, CountKey, HitCount, Hits, LABEL_BYTES_MAX, NewRollout, ReplicaCount, Rollout,
+    RolloutStep, Stage, StepHits,
 };
+pub use rollouts::{percent, share};
 pub use rules::{ChangeRow, DraftDomain, Replacement, RuleFilter, RulePosition, StoredRule};
 use serde::Serializer;
 use sqlx::any::AnyPoolOptions;

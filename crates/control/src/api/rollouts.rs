@@ -27,7 +27,7 @@ use crate::auth::Caller;
 use crate::document::{FieldFault, difference, shadow};
 use crate::store::{
     Bound, Choice, CountKey, HitCount, LABEL_BYTES_MAX, NewRollout, PodRow, PublishedText, Rollout,
-    RolloutStep, Stage, Store, StoreError, Write,
+    RolloutStep, Stage, StepHits, Store, StoreError, Write,
 };
 
 /// Maximum number of domains of a rollout: a pod reports 1000, and in the stage `shadow` each of
@@ -158,7 +158,7 @@ async fn advance(
             return call.finish(&app, write, StatusCode::OK, None, &taken).await;
         }
         need_open(&rollout, stage)?;
-        if !force && let Some(why) = exceeding(&app, &rollout).await? {
+        if !force && let Some(why) = exceeding(&rollout, &app.store.hits(last.version).await?) {
             let detail = format!("{why}; change the rules, or send force: true");
             return Err(Problem::conflict("bound-exceeded", detail).into());
         }
@@ -551,9 +551,9 @@ pub fn is_seen_by(caller: &Caller, rollout: &Rollout) -> bool {
 async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutView, Problem> {
     let stage = rollout.last().stage;
     let version = rollout.last_open().map_or(0, |step| step.version);
-    let Counts { all, recent, weighed, unread } = Counts::read(&app.store, version).await?;
+    let (hits, unread) = hits(&app.store, version).await?;
     let names = rollout.domains.iter().map(|it| &*it.domain).filter(|it| caller.may_use(it));
-    let domains: Vec<_> = names.map(|it| DomainView::new(it, version, &all, &recent)).collect();
+    let domains: Vec<_> = names.map(|it| DomainView::new(it, version, &hits)).collect();
     let mut warnings = Vec::new();
     let mut pods = None;
     if stage.is_open() {
@@ -561,7 +561,7 @@ async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutVi
         let groups = PodGroups::of(&rows, rollout.id, version);
         warnings = groups.warnings(rollout, &rows, &domains);
         let sees_all = domains.len() == rollout.domains.len();
-        warnings.extend(exceeding_of(rollout, &weighed).filter(|_| sees_all));
+        warnings.extend(exceeding(rollout, &hits).filter(|_| sees_all));
         pods = Some(groups);
     }
     warnings.extend(unread);
@@ -580,63 +580,24 @@ async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutVi
     })
 }
 
-/// The hits of a step.
-#[derive(Default)]
-struct Counts {
-    all: BTreeMap<CountKey, HitCount>,
-    recent: BTreeMap<CountKey, HitCount>,
-    weighed: BTreeMap<CountKey, HitCount>,
-    /// Why they cannot be read.
-    unread: Option<String>,
-}
-
 /// Which domains would deny more than the bound allows once the chosen pods enforce the rules, in
 /// words; `None` if there are none, or no bound.
-async fn exceeding(app: &App, rollout: &Rollout) -> Result<Option<String>, Problem> {
-    let version = rollout.last().version;
-    Ok(exceeding_of(rollout, &app.store.weighed_hits(version).await?))
+fn exceeding(rollout: &Rollout, hits: &StepHits) -> Option<String> {
+    let bound = rollout.bound.filter(|_| rollout.last().stage == Stage::Shadow)?;
+    // Both count what the limit in force and the one in its place deny.
+    let domains = bound.exceeded(&hits.weighed, |it| it.denied.max(it.shadow))?;
+    let share = bound.denied_share;
+    Some(format!("the chosen pods would deny more than the share {share}: {domains}"))
 }
 
-fn exceeding_of(rollout: &Rollout, hits: &BTreeMap<CountKey, HitCount>) -> Option<String> {
-    let bound = rollout.bound?;
-    if rollout.last().stage != Stage::Shadow {
-        return None;
-    }
-    let mut all = Vec::new();
-    for (key, count) in hits.iter().filter(|(key, _)| key.is_chosen) {
-        let HitCount { hits, denied, shadow } = *count;
-        // Both count what the limit in force and the one in its place deny.
-        let most = HitCount { hits, denied: denied.max(shadow), shadow: 0 };
-        let share = most.denied_share().filter(|share| *share > bound.denied_share);
-        let is_counted = i64::try_from(hits).is_ok_and(|hits| hits >= bound.hits_min);
-        if share.is_some() && is_counted {
-            let domain = ratelease_rules::excerpt(&key.domain);
-            all.push(format!("'{domain}': {} of {hits} hits", most.denied));
+/// The hits of a step, or why they cannot be read: that must not hide the rollout, nor a list of
+/// rollouts.
+async fn hits(store: &Store, version: i64) -> Result<(StepHits, Option<String>), Problem> {
+    match store.hits(version).await {
+        Err(StoreError::Internal(why)) => {
+            Ok((StepHits::default(), Some(format!("the hits cannot be read: {why}"))))
         }
-    }
-    let bound = bound.denied_share;
-    (!all.is_empty()).then(|| {
-        format!("the chosen pods would deny more than the share {bound}: {}", all.join(", "))
-    })
-}
-
-// === impl Counts ===
-
-impl Counts {
-    /// Reads the hits. Rows that cannot be read must not hide the rollout, nor a list of rollouts.
-    async fn read(store: &Store, version: i64) -> Result<Self, Problem> {
-        let read = async {
-            let all = store.hits(version).await?;
-            let recent = store.recent_hits(version).await?;
-            Ok(Self { all, recent, weighed: store.weighed_hits(version).await?, unread: None })
-        };
-        match read.await {
-            Err(StoreError::Internal(why)) => {
-                let unread = Some(format!("the hits cannot be read: {why}"));
-                Ok(Self { unread, ..Self::default() })
-            }
-            read => Ok(read?),
-        }
+        hits => Ok((hits?, None)),
     }
 }
 
@@ -715,19 +676,14 @@ fn shared_id(rows: &[PodRow]) -> Option<&str> {
 // === impl DomainView ===
 
 impl DomainView {
-    fn new(
-        domain: &str,
-        version: i64,
-        all: &BTreeMap<CountKey, HitCount>,
-        recent: &BTreeMap<CountKey, HitCount>,
-    ) -> Self {
+    fn new(domain: &str, version: i64, hits: &StepHits) -> Self {
         let key = |is_chosen| CountKey { version, domain: domain.to_owned(), is_chosen };
-        let of = |is_chosen| all.get(&key(is_chosen)).copied().unwrap_or_default();
+        let of = |is_chosen| hits.all.get(&key(is_chosen)).copied().unwrap_or_default();
         Self {
             domain: domain.to_owned(),
             chosen: of(true).into(),
             others: of(false).into(),
-            recent_denied_share: recent.get(&key(true)).and_then(HitCount::denied_share),
+            recent_denied_share: hits.recent.get(&key(true)).and_then(HitCount::denied_share),
         }
     }
 }

@@ -35,7 +35,8 @@ use super::published::{PublishedRollout, PublishedSet};
 use super::selection::{CertifiedNodes, NODE_SHAPE, Node, NodeInfo};
 use super::server::{FIRST_MAX, PodServer};
 use crate::store::{
-    Author, Bound, CountKey, HitCount, ReplicaCount, Stage, Store, StoreError, StoreResult,
+    Author, Bound, CountKey, HitCount, Hits, ReplicaCount, Stage, Store, StoreError, StoreResult,
+    percent,
 };
 
 /// Pause between reports of a pod: while a rollout is under way, for up to [`PODS_PER_SECOND`] pods,
@@ -714,7 +715,7 @@ async fn write(
 async fn look(store: &Store, reserved: &Store, rollout: &PublishedRollout) -> StoreResult<bool> {
     let bound = rollout.bound.filter(|_| rollout.stage == Stage::Enforced);
     let Some(bound) = bound else { return Ok(false) };
-    let recent = reserved.recent_hits(rollout.version).await?;
+    let recent = reserved.hits(rollout.version).await?.recent;
     let Some(reason) = exceeded(&bound, &recent) else { return Ok(false) };
     let author = Author { name: AUTHOR.to_owned(), reason };
     let mut write = store.begin(&author).await?;
@@ -731,26 +732,10 @@ async fn look(store: &Store, reserved: &Store, rollout: &PublishedRollout) -> St
 }
 
 /// Which domains the chosen pods deny too much of, in words; `None` if there are none.
-fn exceeded(bound: &Bound, recent: &BTreeMap<CountKey, HitCount>) -> Option<String> {
-    let mut all = Vec::new();
-    for (key, count) in recent.iter().filter(|(key, _)| key.is_chosen) {
-        let share = count.denied_share().filter(|share| *share > bound.denied_share);
-        let hits_min = u64::try_from(bound.hits_min).unwrap_or_default();
-        if let Some(share) = share.filter(|_| count.hits >= hits_min) {
-            let domain = ratelease_rules::excerpt(&key.domain);
-            let HitCount { hits, denied, .. } = count;
-            all.push(format!("'{domain}': {denied} of {hits} hits ({})", percent(share)));
-        }
-    }
+fn exceeded(bound: &Bound, recent: &Hits) -> Option<String> {
+    let domains = bound.exceeded(recent, |it| it.denied)?;
     let bound = percent(bound.denied_share);
-    (!all.is_empty()).then(|| {
-        let domains = all.join(", ");
-        format!("chosen pods denied too much in the last 30 s: {domains}; the bound is {bound}")
-    })
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
+    Some(format!("chosen pods denied too much in the last 30 s: {domains}; the bound is {bound}"))
 }
 
 #[cfg(test)]

@@ -430,6 +430,41 @@ pub struct ReplicaCount {
     pub recent: HitCount,
 }
 
+/// The hits of a step.
+#[derive(Debug, Default)]
+pub struct StepHits {
+    /// All of them.
+    pub all: Hits,
+    /// The same as they are weighed for the bound.
+    pub weighed: Hits,
+    /// The weighed hits that were reported in the last 15 to 30 s.
+    pub recent: Hits,
+}
+
+/// Hits of the pods of all replicas.
+pub type Hits = BTreeMap<CountKey, HitCount>;
+
+// === impl Bound ===
+
+impl Bound {
+    /// Of which domains the chosen pods deny a larger share, in words; `None` if there are none.
+    /// `denied` says how many hits of a count are denied.
+    pub fn exceeded(&self, hits: &Hits, denied: impl Fn(&HitCount) -> u64) -> Option<String> {
+        let hits_min = u64::try_from(self.hits_min).unwrap_or_default();
+        let is_counted = |(key, it): &(&CountKey, &HitCount)| key.is_chosen && it.hits >= hits_min;
+        let mut all = Vec::new();
+        for (key, count) in hits.iter().filter(is_counted) {
+            let hits = count.hits;
+            let denied = denied(count);
+            if let Some(share) = share(denied, hits).filter(|it| *it > self.denied_share) {
+                let domain = ratelease_rules::excerpt(&key.domain);
+                all.push(format!("'{domain}': {denied} of {hits} hits ({})", percent(share)));
+            }
+        }
+        (!all.is_empty()).then(|| all.join(", "))
+    }
+}
+
 // === impl HitCount ===
 
 impl HitCount {
@@ -474,6 +509,11 @@ pub fn share(part: u64, of: u64) -> Option<f64> {
     (of > 0).then(|| part as f64 / of as f64)
 }
 
+/// A share in words.
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
 // === impl Store ===
 
 impl Store {
@@ -512,66 +552,36 @@ impl Store {
         Ok(())
     }
 
-    /// All hits of a step.
+    /// The hits of a step.
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn hits(&self, version: i64) -> StoreResult<BTreeMap<CountKey, HitCount>> {
-        // The row 0 is of releases that had one row for all replicas.
-        self.sum(version, "bucket <= 0 AND bucket % 2 = 0").await
-    }
-
-    /// All hits of a step, as they are weighed for the bound.
-    ///
-    /// # Errors
-    /// Fails if the database is not available.
-    pub async fn weighed_hits(&self, version: i64) -> StoreResult<BTreeMap<CountKey, HitCount>> {
-        self.sum(version, "bucket < 0 AND bucket % 2 <> 0").await
-    }
-
-    /// The hits of a step that were reported in the last 15 to 30 s, as they are weighed for the
-    /// bound.
-    ///
-    /// # Errors
-    /// Fails if the database is not available.
-    pub async fn recent_hits(&self, version: i64) -> StoreResult<BTreeMap<CountKey, HitCount>> {
-        let first = (bucket() - BUCKETS) << REPLICA_BITS;
-        let mut last = BTreeMap::new();
-        for (key, bucket, count) in self.rows(version, &format!("bucket >= {first}")).await? {
-            // Of a replica's rows the last one counts; they come in their order.
-            last.insert((key, bucket % (1 << REPLICA_BITS)), count);
-        }
-        Ok(sum(last.into_iter().map(|((key, _), count)| (key, count))))
-    }
-
-    async fn sum(&self, version: i64, of: &str) -> StoreResult<BTreeMap<CountKey, HitCount>> {
-        let rows = self.rows(version, of).await?;
-        Ok(sum(rows.into_iter().map(|(key, _, count)| (key, count))))
-    }
-
-    /// The rows of a step, in the order of their buckets.
-    async fn rows(&self, version: i64, of: &str) -> StoreResult<Vec<(CountKey, i64, HitCount)>> {
+    pub async fn hits(&self, version: i64) -> StoreResult<StepHits> {
         // SQLite made numbers of earlier releases that left their range floating points.
-        let sql = format!(
-            "SELECT domain, chosen, bucket, CAST(hits AS BIGINT), CAST(denied AS BIGINT), \
-             CAST(shadow AS BIGINT) FROM rollout_counts WHERE version = $1 AND {of} ORDER BY bucket"
-        );
-        let rows = bound(&sql, vec![Cell::Int(version)]).fetch_all(&self.pool).await?;
-        let read = |row: &AnyRow| {
+        let sql = "SELECT domain, chosen, bucket, CAST(hits AS BIGINT), CAST(denied AS BIGINT), \
+                   CAST(shadow AS BIGINT) FROM rollout_counts WHERE version = $1 ORDER BY bucket";
+        let first = (bucket() - BUCKETS) << REPLICA_BITS;
+        let rows = sqlx::query(sql).bind(version).fetch_all(&self.pool).await?;
+        let mut hits = StepHits::default();
+        let mut last = BTreeMap::new();
+        for row in &rows {
             let is_chosen = row.try_get::<i64, _>(1)? != 0;
             let key = CountKey { version, domain: row.try_get(0)?, is_chosen };
-            Ok((key, row.try_get(2)?, HitCount::read(row)?))
-        };
-        rows.iter().map(read).collect()
+            let count = HitCount::read(row)?;
+            match row.try_get::<i64, _>(2)? {
+                // The row 0 is of releases that had one row for all replicas.
+                at if at <= 0 && at % 2 == 0 => hits.all.entry(key).or_default().add(&count),
+                at if at < 0 => hits.weighed.entry(key).or_default().add(&count),
+                // Of a replica's rows the last one counts; they come in their order.
+                at if at >= first => drop(last.insert((key, at % (1 << REPLICA_BITS)), count)),
+                _ => {}
+            }
+        }
+        for ((key, _), count) in last {
+            hits.recent.entry(key).or_default().add(&count);
+        }
+        Ok(hits)
     }
-}
-
-fn sum(rows: impl Iterator<Item = (CountKey, HitCount)>) -> BTreeMap<CountKey, HitCount> {
-    let mut all = BTreeMap::<CountKey, HitCount>::new();
-    for (key, count) in rows {
-        all.entry(key).or_default().add(&count);
-    }
-    all
 }
 
 impl HitCount {
@@ -602,7 +612,7 @@ mod tests {
                    9223372036854775807 + 9223372036854775807, 1, 0)";
         sqlx::query(sql).execute(&store.pool).await.unwrap();
         let key = CountKey { version: 1, domain: "shop".to_owned(), is_chosen: true };
-        let count = store.hits(1).await.unwrap()[&key];
+        let count = store.hits(1).await.unwrap().all[&key];
         assert_eq!(count, HitCount { hits: i64::MAX.unsigned_abs(), denied: 1, shadow: 0 });
     }
 }

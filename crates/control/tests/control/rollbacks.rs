@@ -161,7 +161,7 @@ async fn hits_of_both_groups_are_shown_side_by_side_and_only_those_of_the_step()
     let advance = "/v1/rollouts/1/advance";
     let refused = server.post(advance, &json!({"stage": "enforced"})).await;
     assert_eq!(refused.status, 409, "{refused:?}");
-    assert!(refused.text.contains("40 of 200 hits"), "{refused:?}");
+    assert!(refused.text.contains("40 of 200 hits (20.0 %)"), "{refused:?}");
     let forced = server.post(advance, &json!({"stage": "enforced", "force": true})).await;
     assert_eq!(version_of(&forced, 200), "3");
     assert_eq!(chosen.asked().await, ["shop"], "there are no candidate rules now");
@@ -347,15 +347,14 @@ async fn counts_that_are_written_again_count_once_and_sums_stay_in_their_range()
         for _ in 0..2 {
             store.replace_hits(7, &counts).await.unwrap();
         }
-        assert_eq!(store.hits(2).await.unwrap()[&key], count);
-        assert_eq!(store.weighed_hits(2).await.unwrap()[&key], count);
-        assert_eq!(store.recent_hits(2).await.unwrap()[&key], count);
+        let hits = store.hits(2).await.unwrap();
+        assert_eq!([&hits.all, &hits.weighed, &hits.recent].map(|it| it[&key]), [count; 3]);
         let most = HitCount { hits: u64::MAX, denied: u64::MAX, shadow: u64::MAX };
         let counts = [(key.clone(), ReplicaCount { all: most, weighed: most, recent: most })];
         for replica in 8..12 {
             store.replace_hits(replica, &counts).await.unwrap();
         }
-        assert_eq!(store.hits(2).await.unwrap()[&key].hits, u64::MAX);
+        assert_eq!(store.hits(2).await.unwrap().all[&key].hits, u64::MAX);
         let hits = server.json("/v1/rollouts/1").await["domains"][0]["chosen"]["hits"].clone();
         assert_eq!(hits, u64::MAX);
         assert_eq!(server.json("/v1/rollouts").await["rollouts"][0]["rollout"], 1);
