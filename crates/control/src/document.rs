@@ -25,7 +25,7 @@ use utoipa::ToSchema;
 pub use check::{
     FieldFault, check_sizes, check_together, compile, memory_for_rules, mib, need_at_most, weigh,
 };
-pub use difference::{Difference, RuleChange, difference, domain_of_shadow, shadow};
+pub use difference::{Difference, RuleChange, difference, shadow};
 pub use render::render;
 
 /// Maximum bytes of the fields of a rule that is written, which its history keeps twice.

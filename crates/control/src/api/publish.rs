@@ -26,8 +26,8 @@ use super::call::{
 };
 use crate::auth::Caller;
 use crate::document::{
-    Difference, Document, FieldFault, check_together, compile, difference, domain_of_shadow,
-    memory_for_rules, mib, need_at_most, read,
+    Difference, Document, FieldFault, check_together, compile, difference, memory_for_rules, mib,
+    need_at_most, read,
 };
 use crate::push::{PublishedDomain, ROLLBACK_AUTHOR};
 use crate::store::{PublishedText, Replacement, Rollout, Stage, StoreError, VersionRow, Write};
@@ -533,20 +533,13 @@ async fn overlay_of_rollout(
     stage: Stage,
 ) -> Result<Overlay, Problem> {
     let mut overlay = Vec::new();
-    for (domain, hash) in rollout.hashes(stage) {
-        let Some(hash) = hash else {
-            if stage != Stage::Shadow {
-                overlay.push((domain.to_owned(), None));
-            }
-            continue;
-        };
-        let text = app.store.text(hash).await?;
-        let name = match stage {
-            Stage::Shadow => domain_of_shadow(domain, &text),
-            _ => domain.to_owned(),
-        };
-        let domain = PublishedDomain::new(&name, hash.to_owned(), text);
-        overlay.push((name, Some(Arc::new(domain))));
+    for (name, hash) in rollout.hashes(stage) {
+        let mut domain = None;
+        if let Some(hash) = hash {
+            let text = app.store.text(hash).await?;
+            domain = Some(Arc::new(PublishedDomain::new(&name, hash.to_owned(), text)));
+        }
+        overlay.push((name, domain));
     }
     Ok(overlay)
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::{Document, Entry, Record, RuleId, render};
+use super::{Document, Entry, Record, RuleId};
 
 /// What changes from one version of a domain to another.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, ToSchema)]
@@ -110,15 +110,6 @@ pub fn shadow(before: &Document, after: &Document) -> Document {
     }
     let domain = candidate_of(&after.domain);
     Document { domain, defaults: after.defaults.clone(), records }
-}
-
-/// The domain that a text of the stage `shadow` is for. In a rollout that a release before the
-/// candidate rules began it is `domain` itself.
-pub fn domain_of_shadow(domain: &str, text: &str) -> String {
-    match text.starts_with(&render::domain_line(domain)) {
-        true => domain.to_owned(),
-        false => candidate_of(domain),
-    }
 }
 
 /// Whether rules that both have are in the same order.
@@ -235,16 +226,5 @@ mod tests {
         let source = Source { name: "a".into(), text: text.into() };
         let loaded = ratelease_rules::load(&[source], ratelease_rules::Options::default());
         assert_eq!(loaded.unwrap().warnings, []);
-    }
-
-    #[test]
-    fn the_text_says_whether_its_rules_are_candidates() {
-        for domain in ["shop", "no", "two words"] {
-            let own = Document { domain: domain.into(), ..list(&[("a", 1)]) };
-            let candidate = shadow(&Document::default(), &own);
-            let name = |it| domain_of_shadow(domain, &render(it).text);
-            assert_eq!(name(&own), domain);
-            assert_eq!(name(&candidate), candidate.domain);
-        }
     }
 }

@@ -57,11 +57,6 @@ pub fn render(document: &Document) -> Rendered {
     Rendered { text: writer.text, lines: writer.lines }
 }
 
-/// The first line of the text of each document of this domain.
-pub fn domain_line(domain: &str) -> String {
-    format!("domain: {}\n", scalar(domain))
-}
-
 struct Writer<'d> {
     document: &'d Document,
     nodes: Vec<Node<'d>>,

@@ -12,7 +12,7 @@ use envoy_types::pb::google::protobuf::Any;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use prost::Message;
-use ratelease_rules::{Source, Weight, candidate_of, domain_of_candidate};
+use ratelease_rules::{Source, Weight, domain_of_candidate};
 use ratelease_xds::config::config_of;
 use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RulesResource};
 use sqlx::postgres::PgListener;
@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::selection::NodeInfo;
-use crate::document::{domain_of_shadow, weigh};
+use crate::document::weigh;
 use crate::store::{
     Bound, CHANNEL, Choice, Database, Rollout, RolloutStep, Stage, Store, StoreError, StoreResult,
     TEXTS_MAX, VersionChange,
@@ -425,13 +425,7 @@ fn unknown_texts<'t>(
     last: &BTreeMap<&'t str, Option<&'t str>>,
     rollout: Option<&'t Rollout>,
 ) -> BTreeSet<&'t str> {
-    let rolled_out = rollout.into_iter().flat_map(|rollout| {
-        let stage = rollout.last().stage;
-        rollout.hashes(stage).map(move |(domain, hash)| {
-            let candidate = (stage == Stage::Shadow).then(|| candidate_of(domain));
-            (candidate.unwrap_or_else(|| domain.to_owned()), hash)
-        })
-    });
+    let rolled_out = rollout.into_iter().flat_map(|it| it.hashes(it.last().stage));
     let published = last.iter().map(|(domain, hash)| ((*domain).to_owned(), *hash));
     let all = published.chain(rolled_out).filter_map(|(domain, hash)| Some((domain, hash?)));
     all.filter(|(domain, hash)| known.find(domain, hash).is_none()).map(|(_, hash)| hash).collect()
@@ -478,40 +472,12 @@ fn rolled_out(
     rollout: Option<Rollout>,
 ) -> StoreResult<Option<Arc<PublishedRollout>>> {
     let Some(rollout) = rollout else { return Ok(None) };
-    let step = rollout.last();
     let mut domains = BTreeMap::new();
-    for (domain, hash) in rollout.hashes(step.stage) {
-        match hash {
-            Some(hash) if step.stage == Stage::Shadow => {
-                let (name, published) = shadow_text(texts, known, domain, hash)?;
-                domains.insert(name, Some(published));
-            }
-            Some(hash) => {
-                let published = text(texts, known, domain, hash)?;
-                domains.insert(domain.to_owned(), Some(published));
-            }
-            None if step.stage == Stage::Shadow => {} // nothing would be counted
-            None => drop(domains.insert(domain.to_owned(), None)),
-        }
+    for (domain, hash) in rollout.hashes(rollout.last().stage) {
+        let published = hash.map(|hash| text(texts, known, &domain, hash)).transpose()?;
+        domains.insert(domain, published);
     }
     Ok(Some(Arc::new(PublishedRollout::at_last(&rollout, domains))))
-}
-
-/// The text of the stage `shadow`, and the name that chosen pods know it by.
-fn shadow_text(
-    texts: &Texts,
-    known: &PublishedSet,
-    domain: &str,
-    hash: &str,
-) -> StoreResult<(String, Arc<PublishedDomain>)> {
-    let candidate = candidate_of(domain);
-    if let Some(found) = known.find(&candidate, hash) {
-        return Ok((candidate, Arc::clone(found)));
-    }
-    let yaml = texts.text(hash)?;
-    let name = domain_of_shadow(domain, &yaml);
-    let published = PublishedDomain::new(&name, hash.to_owned(), yaml);
-    Ok((name, Arc::new(published)))
 }
 
 /// The domain with the text of this hash, which is known or was read.
@@ -717,15 +683,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn candidates_are_added_to_what_is_published_and_earlier_shadows_replace_it() {
+    async fn candidates_are_added_to_what_is_published_and_enforced_rules_replace_it() {
         let dir = tempfile::tempdir().unwrap();
         let store = store(dir.path(), &["shop", "bank"]).await;
-        // The text for `bank` is as releases before the candidate rules made it.
-        let shadows = ["domain: \"shop@candidate\"\n", "domain: bank\ndescriptors: []\n"];
-        let texts = ["shop", "bank"].into_iter().zip(shadows);
-        let texts = texts.map(|(domain, shadow)| (text(domain, shadow), text(domain, "draft")));
+        // Nothing of `bank` would be counted, and then it leaves.
+        let none = PublishedText { yaml: None, ..text("bank", "") };
+        let shop = (text("shop", "domain: \"shop@candidate\"\n"), text("shop", "draft"));
         let (choice, stage) = (Choice::Percent(100), Stage::Shadow);
-        let new = NewRollout { choice, bound: None, stage, texts: texts.collect() };
+        let new =
+            NewRollout { choice, bound: None, stage, texts: vec![shop, (none.clone(), none)] };
         let mut write = begin(&store).await;
         write.begin_rollout(&new).await.unwrap();
         write.commit().await.unwrap();
@@ -737,16 +703,15 @@ mod tests {
         assert_eq!(names(&set, None), "bank shop shop@candidate");
         assert_eq!(names(&set, Some(&BTreeSet::from(["shop"]))), "shop shop@candidate");
         assert_eq!(names(&set, Some(&BTreeSet::from(["bank"]))), "bank");
-        let of = |domain: &str| set.selected(&node, Some(&BTreeSet::from([domain]))).content;
-        let published = PublishedSet {
-            rollout: None,
-            whole: std::array::from_fn(|_| OnceLock::new()),
-            ..set.clone()
-        };
-        let before = |domain: &str| published.selected(&node, Some(&BTreeSet::from([domain])));
-        assert_ne!(of("bank"), before("bank").content, "its text is another one");
         let rollout = set.rollout.as_deref().unwrap();
         assert_eq!(rollout.names, BTreeSet::from(["bank".to_owned(), "shop".to_owned()]));
+        let mut write = begin(&store).await;
+        let rollout = write.open_rollout().await.unwrap().unwrap();
+        write.step_rollout(&rollout, Stage::Enforced).await.unwrap();
+        write.commit().await.unwrap();
+        let enforced = load_all(&store, &set).await.unwrap().expect("a version");
+        assert_eq!(names(&enforced, None), "shop");
+        assert_eq!(enforced.selected(&node, None).domains[0].text(), b"draft");
     }
 
     #[tokio::test]

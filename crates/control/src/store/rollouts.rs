@@ -8,6 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use ratelease_rules::candidate_of;
 use serde::{Deserialize, Serialize};
 use sqlx::any::AnyRow;
 use sqlx::{AnyConnection, Row};
@@ -180,11 +181,12 @@ impl Rollout {
         self.steps.iter().rev().find(|step| step.stage.is_open())
     }
 
-    /// The hashes of the texts that chosen pods have in `stage`, by domain.
-    pub fn hashes(&self, stage: Stage) -> impl Iterator<Item = (&str, Option<&str>)> {
-        self.domains.iter().map(move |it| {
-            let hash = if stage == Stage::Shadow { &it.shadow } else { &it.hash };
-            (&*it.domain, hash.as_deref())
+    /// What chosen pods have in `stage`: names of domains and hashes of their texts, `None` for a
+    /// domain that leaves. In the stage `shadow` they have candidate rules, unless there are none.
+    pub fn hashes(&self, stage: Stage) -> impl Iterator<Item = (String, Option<&str>)> {
+        self.domains.iter().filter_map(move |it| match stage {
+            Stage::Shadow => Some((candidate_of(&it.domain), Some(it.shadow.as_deref()?))),
+            _ => Some((it.domain.clone(), it.hash.as_deref())),
         })
     }
 }
