@@ -4,15 +4,14 @@
 //! Requests are bounded in the memory that they take once they are decoded. Responses of ADS are
 //! encoded from resources that all streams share: each stream copies them once, into what it sends.
 
-use std::convert::Infallible;
+use std::future::{Ready, ready};
 use std::marker::PhantomData;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Extension;
+use axum::extract::{self, State};
+use axum::routing::post;
+use axum::{Extension, Router};
 use bytes::Buf;
-use envoy_types::pb::envoy::service::load_stats::v3::LoadStatsResponse;
-use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use hyper_util::service::TowerToHyperService;
 use prost::Message;
@@ -23,14 +22,12 @@ use ratelease_xds::shape::{Shape, Undecoded, decode};
 use tokio::net::TcpListener;
 use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
-use tonic::codegen::{Body as HttpBody, Service, StdError, http};
-use tonic::server::{Grpc, NamedService, StreamingService};
-use tonic::service::Routes;
+use tonic::server::{Grpc, StreamingService};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::connections::ConnectedPod;
-use super::load_reports::{LoadStatsRequest, REPORT_SHAPE};
-use super::server::{DISCOVERY_SHAPE, DiscoveryRequest, DiscoveryResponse, PodServer};
+use super::load_reports::REPORT_SHAPE;
+use super::server::{DISCOVERY_SHAPE, PodServer};
 
 /// Maximum number of connections, and of those of one client.
 const CONNECTIONS_MAX: usize = 8192;
@@ -85,9 +82,7 @@ pub async fn serve(
         Some(CONNECTIONS_OF_PEER_MAX),
         IDLE_MAX,
     );
-    let routes = Routes::new(PodService::<Discovery>::new(server.clone()))
-        .add_service(PodService::<LoadReports>::new(server))
-        .into_axum_router();
+    let routes = routes(server);
     let service = move |client| {
         TowerToHyperService::new(routes.clone().layer(Extension(ConnectedPod::new(client))))
     };
@@ -124,164 +119,102 @@ fn advice_for(failure: HandshakeFailure) -> Option<&'static str> {
     }
 }
 
+/// The calls of pods: ADS and LRS.
+const ADS: &str =
+    "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+const LRS: &str = "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats";
+
+fn routes(server: PodServer) -> Router {
+    let ads = async |State(server): State<PodServer>, call: extract::Request| {
+        let codec = PodCodec::new(REQUEST_BYTES_MAX, &DISCOVERY_SHAPE);
+        codec.serve(call, Opening(server, PodServer::open)).await
+    };
+    let lrs = async |State(server): State<PodServer>, call: extract::Request| {
+        let codec = PodCodec::new(REPORT_BYTES_MAX, &REPORT_SHAPE);
+        codec.serve(call, Opening(server, PodServer::open_reports)).await
+    };
+    let others = async || Status::unimplemented("state of the world only").into_http::<Body>();
+    Router::new().route(ADS, post(ads)).route(LRS, post(lrs)).fallback(others).with_state(server)
+}
+
 /// The responses of a stream.
-type Responses<T> = BoxStream<'static, Result<T, Status>>;
+type Responses<R> = BoxStream<'static, Result<R, Status>>;
 
-/// A call of a service, with a stream in each direction.
-pub trait Call: Send + Sync + 'static {
-    /// The service, and the path of the call.
-    const SERVICE: &'static str;
-    const PATH: &'static str;
+/// Protocol buffers of a call with a stream in each direction.
+struct PodCodec<Q, R> {
     /// Maximum bytes of a request.
-    const BYTES_MAX: usize;
+    bytes_max: usize,
     /// The memory that a request takes.
-    const SHAPE: &'static Shape;
-    type Request: Message + Default + 'static;
-    type Response: Message + 'static;
-
-    /// Opens a stream.
-    ///
-    /// # Errors
-    /// Fails if the request names no connection.
-    fn open(
-        server: &PodServer,
-        request: Request<Streaming<Self::Request>>,
-    ) -> Result<Responses<Self::Response>, Status>;
+    shape: &'static Shape,
+    messages: PhantomData<fn(Q) -> R>,
 }
 
-/// ADS.
-pub struct Discovery;
+/// Opens a stream, by a method of the server.
+struct Opening<Q, R>(PodServer, Open<Q, R>);
 
-impl Call for Discovery {
-    const SERVICE: &'static str = "envoy.service.discovery.v3.AggregatedDiscoveryService";
-    const PATH: &'static str =
-        "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
-    const BYTES_MAX: usize = REQUEST_BYTES_MAX;
-    const SHAPE: &'static Shape = &DISCOVERY_SHAPE;
-    type Request = DiscoveryRequest;
-    type Response = DiscoveryResponse;
+type Open<Q, R> = fn(&PodServer, Request<Streaming<Q>>) -> Result<Responses<R>, Status>;
 
-    fn open(
-        server: &PodServer,
-        request: Request<Streaming<DiscoveryRequest>>,
-    ) -> Result<Responses<DiscoveryResponse>, Status> {
-        server.open(request)
-    }
-}
+// === impl Opening ===
 
-/// LRS.
-pub struct LoadReports;
+impl<Q, R> StreamingService<Q> for Opening<Q, R> {
+    type Response = R;
+    type ResponseStream = Responses<R>;
+    type Future = Ready<Result<Response<Responses<R>>, Status>>;
 
-impl Call for LoadReports {
-    const SERVICE: &'static str = "envoy.service.load_stats.v3.LoadReportingService";
-    const PATH: &'static str = "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats";
-    const BYTES_MAX: usize = REPORT_BYTES_MAX;
-    const SHAPE: &'static Shape = &REPORT_SHAPE;
-    type Request = LoadStatsRequest;
-    type Response = LoadStatsResponse;
-
-    fn open(
-        server: &PodServer,
-        request: Request<Streaming<LoadStatsRequest>>,
-    ) -> Result<Responses<LoadStatsResponse>, Status> {
-        server.open_reports(request)
-    }
-}
-
-/// Serves a call.
-pub struct PodService<C>(PodServer, PhantomData<C>);
-
-/// Protocol buffers of a call.
-struct PodCodec<C>(PhantomData<C>);
-
-// === impl PodService ===
-
-impl<C> PodService<C> {
-    pub fn new(server: PodServer) -> Self {
-        Self(server, PhantomData)
-    }
-}
-
-impl<C> Clone for PodService<C> {
-    fn clone(&self) -> Self {
-        Self::new(self.0.clone())
-    }
-}
-
-impl<C: Call> NamedService for PodService<C> {
-    const NAME: &'static str = C::SERVICE;
-}
-
-impl<C: Call, B> Service<http::Request<B>> for PodService<C>
-where
-    B: HttpBody + Send + 'static,
-    B::Error: Into<StdError> + Send + 'static,
-{
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        let service = self.clone();
-        Box::pin(async move {
-            if request.uri().path() != C::PATH {
-                return Ok(Status::unimplemented("state of the world only").into_http());
-            }
-            let mut grpc = Grpc::new(PodCodec::<C>(PhantomData))
-                .apply_max_message_size_config(Some(C::BYTES_MAX), Some(RESPONSE_BYTES_MAX));
-            Ok(grpc.streaming(service, request).await)
-        })
-    }
-}
-
-impl<C: Call> StreamingService<C::Request> for PodService<C> {
-    type Response = C::Response;
-    type ResponseStream = Responses<C::Response>;
-    type Future = BoxFuture<'static, Result<Response<Responses<C::Response>>, Status>>;
-
-    fn call(&mut self, request: Request<Streaming<C::Request>>) -> Self::Future {
-        let opened = C::open(&self.0, request).map(Response::new);
-        Box::pin(async move { opened })
+    fn call(&mut self, requests: Request<Streaming<Q>>) -> Self::Future {
+        ready((self.1)(&self.0, requests).map(Response::new))
     }
 }
 
 // === impl PodCodec ===
 
-impl<C: Call> Codec for PodCodec<C> {
-    type Encode = C::Response;
-    type Decode = C::Request;
+impl<Q, R> PodCodec<Q, R> {
+    fn new(bytes_max: usize, shape: &'static Shape) -> Self {
+        Self { bytes_max, shape, messages: PhantomData }
+    }
+}
+
+impl<Q: Message + Default + 'static, R: Message + 'static> PodCodec<Q, R> {
+    /// Serves a call.
+    async fn serve(self, call: extract::Request, opening: Opening<Q, R>) -> http::Response<Body> {
+        let bytes_max = Some(self.bytes_max);
+        let mut grpc =
+            Grpc::new(self).apply_max_message_size_config(bytes_max, Some(RESPONSE_BYTES_MAX));
+        grpc.streaming(opening, call).await
+    }
+}
+
+impl<Q: Message + Default + 'static, R: Message + 'static> Codec for PodCodec<Q, R> {
+    type Encode = R;
+    type Decode = Q;
     type Encoder = Self;
     type Decoder = Self;
 
     fn encoder(&mut self) -> Self {
-        Self(PhantomData)
+        Self::new(self.bytes_max, self.shape)
     }
 
     fn decoder(&mut self) -> Self {
-        Self(PhantomData)
+        Self::new(self.bytes_max, self.shape)
     }
 }
 
-impl<C: Call> Encoder for PodCodec<C> {
-    type Item = C::Response;
+impl<Q, R: Message> Encoder for PodCodec<Q, R> {
+    type Item = R;
     type Error = Status;
 
-    fn encode(&mut self, item: C::Response, buf: &mut EncodeBuf<'_>) -> Result<(), Status> {
+    fn encode(&mut self, item: R, buf: &mut EncodeBuf<'_>) -> Result<(), Status> {
         item.encode(buf).map_err(|error| Status::internal(error.to_string()))
     }
 }
 
-impl<C: Call> Decoder for PodCodec<C> {
-    type Item = C::Request;
+impl<Q: Message + Default, R> Decoder for PodCodec<Q, R> {
+    type Item = Q;
     type Error = Status;
 
-    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<C::Request>, Status> {
+    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<Q>, Status> {
         let request = buf.copy_to_bytes(buf.remaining());
-        decode(&request, C::SHAPE, usize::MAX).map(Some).map_err(|error| match error {
+        decode(&request, self.shape, usize::MAX).map(Some).map_err(|error| match error {
             Undecoded::Malformed(error) => Status::internal(error.to_string()),
             Undecoded::TooLarge(_) => Status::out_of_range(error.to_string()),
         })

@@ -6,8 +6,16 @@ mod papers;
 
 use std::time::Duration;
 
+use discovery::DiscoveryRequest;
+use discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::envoy::config::endpoint::v3::ClusterStats;
+use envoy_types::pb::envoy::service::discovery::v3 as discovery;
+use envoy_types::pb::envoy::service::load_stats::v3 as load_stats;
 use envoy_types::pb::google::protobuf::{Struct, Value as Field, value::Kind};
+use futures_util::stream::{self, StreamExt};
+use load_stats::LoadStatsRequest;
+use load_stats::load_reporting_service_client::LoadReportingServiceClient;
 use ratelease_tls::ServerFiles;
 use serde_json::json;
 use tokio::io::AsyncReadExt;
@@ -17,8 +25,9 @@ use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity};
 
 use super::files::large;
-use super::pods::{Pod, RULES, node};
-use super::support::{Place, now, rule, wait_for};
+use super::pods::{Pod, RULES, channel, node};
+use super::rollbacks::stats;
+use super::support::{Place, SOON, now, rule, wait_for};
 
 /// More than the time that a connection may be silent, on a machine that also compiles.
 const GIVEN_UP: Duration = Duration::from_secs(60);
@@ -136,6 +145,40 @@ async fn a_node_that_says_too_much_is_refused() {
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
     }
     assert_eq!(server.json("/v1/pods").await["pods"], json!([]));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_large_ends_its_stream_and_other_calls_are_not_implemented() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    server.add(&rule("shop", "user", "", 5)).await;
+    server.publish().await;
+    let channel = channel(server.pods).await;
+    let mut client = AggregatedDiscoveryServiceClient::new(channel.clone());
+    let refused = client.delta_aggregated_resources(stream::empty()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented, "{refused:?}");
+    for (bytes, is_taken) in [(200 << 10, true), (300 << 10, false)] {
+        let (type_url, response_nonce) = (RULES.to_owned(), "n".repeat(bytes));
+        let node = Some(node("edge", "test"));
+        let request = DiscoveryRequest { node, type_url, response_nonce, ..Default::default() };
+        let mut pod = Pod::with(channel.clone(), vec![request]).await;
+        let response = timeout(SOON, pod.responses.message()).await.unwrap().unwrap();
+        assert_eq!(response.is_some(), is_taken, "{bytes} bytes");
+    }
+    let named = |bytes: usize| vec![stats(&"d".repeat(bytes), 1, 0, 0)];
+    // A megabyte of these would be many in memory.
+    let small = vec![ClusterStats::default(); 500_000];
+    for (cluster_stats, is_taken) in
+        [(named(900 << 10), true), (named(1100 << 10), false), (small, false)]
+    {
+        let report = LoadStatsRequest { node: Some(node("edge", "test")), cluster_stats };
+        let reports = stream::iter([report]).chain(stream::pending());
+        let mut client = LoadReportingServiceClient::new(channel.clone());
+        let mut asked = client.stream_load_stats(reports).await.unwrap().into_inner();
+        let asked = timeout(SOON, asked.message()).await.unwrap().unwrap();
+        assert_eq!(asked.is_some(), is_taken);
+    }
     server.stop().await;
 }
 
