@@ -11,6 +11,7 @@ use ratelease_cli::settings::{SettingsError, is_read_sometimes};
 use crate::annotation::Lookup;
 use crate::fault::Fault;
 use crate::settings::{Listen, Mode, Previous, Redis, RedisUrl, RuleSource, Settings};
+use crate::value::SecretKey;
 
 /// Where the ConfigMap with the rules is mounted.
 pub const RULES: &str = "/etc/ratelease/rules";
@@ -18,14 +19,8 @@ pub const RULES: &str = "/etc/ratelease/rules";
 pub const SECRETS: &str = "/etc/ratelease/secrets";
 /// Where the socket's volume is mounted, in Envoy's container too.
 pub const SOCKETS: &str = "/run/ratelease";
-/// The files in [`SECRETS`].
-pub const URL_FILE: &str = "redis-url";
-pub const AUTH_FILE: &str = "redis-auth";
-pub const KEY_FILE: &str = "key-secret";
-pub const PREVIOUS_FILE: &str = "key-secret-previous";
-/// The files for TLS to the xDS server: the key in its Secret, the file in [`SECRETS`], and the
-/// variable that names it.
-pub const XDS_FILES: [(&str, &str, &str); 3] = [
+/// The files for TLS to the xDS server, as in [`SecretFiles`].
+const XDS_FILES: [(&str, &str, &str); 3] = [
     ("ca.crt", "xds-ca.crt", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT"),
     ("tls.crt", "xds-tls.crt", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT"),
     ("tls.key", "xds-tls.key", "CONFIG_GRPC_XDS_CLIENT_TLS_KEY"),
@@ -70,6 +65,34 @@ const MANAGED: [(&str, &str); 23] = [
     ("CONFIG_GRPC_XDS_SERVER_URL", "rules"),
 ];
 
+/// What a setting needs of a Secret.
+pub struct SecretFiles<'s> {
+    pub secret: &'s str,
+    /// The key in it, the file in [`SECRETS`], and the variable that names the file.
+    pub files: Vec<(&'s str, &'static str, &'static str)>,
+}
+
+/// The files of secrets, of each setting apart.
+pub fn secret_files(settings: &Settings) -> Vec<SecretFiles<'_>> {
+    let mut of_keys = Vec::new();
+    if let Redis::Servers { url, auth, .. } = &settings.redis {
+        if let RedisUrl::Secret(url) = url {
+            of_keys.push((url, "redis-url", "REDIS_URL_FILE"));
+        }
+        of_keys.extend(auth.iter().map(|auth| (auth, "redis-auth", "REDIS_AUTH_FILE")));
+    }
+    of_keys.extend(settings.key_secret.iter().map(|key| (key, "key-secret", "KEY_SECRET_FILE")));
+    if let Some(Previous::Secret(key)) = &settings.previous {
+        of_keys.push((key, "key-secret-previous", "KEY_SECRET_PREVIOUS_FILE"));
+    }
+    let of_keys = of_keys.into_iter().map(|(SecretKey { secret, key }, file, variable)| {
+        SecretFiles { secret, files: vec![(key, file, variable)] }
+    });
+    let of_xds = settings.xds_tls.iter();
+    let of_xds = of_xds.map(|secret| SecretFiles { secret, files: XDS_FILES.to_vec() });
+    of_keys.chain(of_xds).collect()
+}
+
 /// The arguments of the program.
 pub fn arguments(settings: &Settings) -> Vec<String> {
     match settings.rules {
@@ -102,36 +125,25 @@ pub fn variables(settings: &Settings) -> Vec<(String, String)> {
     }
     if settings.xds_tls.is_some() {
         set(XDS_TLS, "true".to_owned());
-        for (_, file, name) in XDS_FILES {
-            set(name, format!("{SECRETS}/{file}"));
-        }
     }
-    if let Redis::Servers { url, kind, auth } = &settings.redis {
-        match url {
-            RedisUrl::Plain(url) => set("REDIS_URL", url.clone()),
-            RedisUrl::Secret(_) => set("REDIS_URL_FILE", format!("{SECRETS}/{URL_FILE}")),
+    if let Redis::Servers { url, kind, .. } = &settings.redis {
+        if let RedisUrl::Plain(url) = url {
+            set("REDIS_URL", url.clone());
         }
         set("REDIS_TYPE", kind.clone());
-        if auth.is_some() {
-            set("REDIS_AUTH_FILE", format!("{SECRETS}/{AUTH_FILE}"));
-        }
     }
-    if settings.key_secret.is_some() {
-        set("KEY_SECRET_FILE", format!("{SECRETS}/{KEY_FILE}"));
+    if settings.previous == Some(Previous::None) {
+        set("KEY_SECRET_PREVIOUS", "none".to_owned());
     }
-    match &settings.previous {
-        Some(Previous::None) => set("KEY_SECRET_PREVIOUS", "none".to_owned()),
-        Some(Previous::Secret(_)) => {
-            set("KEY_SECRET_PREVIOUS_FILE", format!("{SECRETS}/{PREVIOUS_FILE}"));
-        }
-        None => {}
+    let mut paths = Vec::new();
+    for (_, file, name) in secret_files(settings).into_iter().flat_map(|it| it.files) {
+        let path = format!("{SECRETS}/{file}");
+        set(name, path.clone());
+        paths.push(path);
     }
     // Without them, the sidecar would end, and a native one keep the pod from starting.
-    let files = all.iter().map(|(_, value)| value);
-    let files = files.filter(|value| value.starts_with(SECRETS));
-    let files = files.cloned().collect::<Vec<_>>().join(",");
-    if settings.mode == Mode::Sidecar && !files.is_empty() {
-        all.push((WAIT_FOR_FILES.to_owned(), files));
+    if settings.mode == Mode::Sidecar && !paths.is_empty() {
+        set(WAIT_FOR_FILES, paths.join(","));
     }
     let given: HashSet<_> = settings.env.iter().map(|(name, _)| name).collect();
     all.retain(|(name, _)| !given.contains(name));

@@ -213,12 +213,11 @@ impl Draft {
             Mode::Sidecar => self.add_sidecar(settings, is_native)?,
             // Before any Envoy, which may be an init container too.
             Mode::Module => {
-                let container = to_json(&sidecar::installer(settings))?;
-                self.editor.add(&["spec", "initContainers", "0"], container)?;
+                self.editor.add(&["spec", "initContainers", "0"], sidecar::installer(settings))?;
             }
         }
         for volume in sidecar::volumes(settings) {
-            self.editor.add(&["spec", "volumes", "-"], to_json(&volume)?)?;
+            self.editor.add(&["spec", "volumes", "-"], volume)?;
         }
         if let Some(given) = sidecar::for_envoy(settings)
             && !self.give(&settings.envoy_containers, &given)?
@@ -234,7 +233,7 @@ impl Draft {
     }
 
     fn add_sidecar(&mut self, settings: &Settings, is_native: bool) -> Result<(), Fault> {
-        let container = to_json(&sidecar::container(settings, is_native))?;
+        let container = sidecar::container(settings, is_native);
         if is_native {
             let at = self.native_index().to_string();
             return self.editor.add(&["spec", "initContainers", &at], container);
@@ -330,12 +329,11 @@ impl Draft {
             let lacking: Vec<_> = lacking.map(|(at, it)| (at.to_string(), names_of(it))).collect();
             for (at, present) in lacking {
                 for mount in &given.mounts {
-                    let mount = to_json(mount)?;
-                    self.editor.add(&["spec", list, &at, "volumeMounts", "-"], mount)?;
+                    let path = ["spec", list, &at, "volumeMounts", "-"];
+                    self.editor.add(&path, mount.clone())?;
                 }
-                for variable in given.env.iter().filter(|it| !present.contains(&it.name)) {
-                    let variable = to_json(variable)?;
-                    self.editor.add(&["spec", list, &at, "env", "-"], variable)?;
+                for variable in given.env.iter().filter(|it| !present.contains(name_of(it))) {
+                    self.editor.add(&["spec", list, &at, "env", "-"], variable.clone())?;
                 }
             }
         }
@@ -382,14 +380,20 @@ fn envoys<'p>(containers: &'p [Value], names: &[String]) -> Vec<(usize, &'p Valu
 /// Whether a container has something at the place of what it is to be given.
 fn has_any(container: &Value, given: &Given) -> bool {
     mounts(container).any(|of| {
-        given.mounts.iter().any(|it| of["name"] == *it.name || of["mountPath"] == *it.mount_path)
+        let is_same = |it: &Value, field: &str| of[field] == it[field];
+        given.mounts.iter().any(|it| is_same(it, "name") || is_same(it, "mountPath"))
     })
 }
 
 /// The names of a container's variables.
 fn names_of(container: &Value) -> HashSet<String> {
     let all = container["env"].as_array().into_iter().flatten();
-    all.filter_map(|it| it["name"].as_str().map(ToOwned::to_owned)).collect()
+    all.map(|it| name_of(it).to_owned()).collect()
+}
+
+/// The name of a part of a pod; empty if it has none.
+fn name_of(part: &Value) -> &str {
+    part["name"].as_str().unwrap_or_default()
 }
 
 fn mounts(container: &Value) -> impl Iterator<Item = &Value> {
@@ -406,12 +410,6 @@ fn has_ours(pod: &Value) -> bool {
     let names = LISTS.iter().flat_map(|list| containers(pod, list));
     pod["metadata"]["annotations"][STATUS] == INJECTED
         && names.into_iter().any(|container| container["name"] == CONTAINER)
-}
-
-fn to_json(value: &impl serde::Serialize) -> Result<Value, Fault> {
-    serde_json::to_value(value).map_err(|error| {
-        Fault::new("sidecar", error.to_string(), "report it: this is a fault of the injector")
-    })
 }
 
 /// Whether a server, `HOST:PORT`, is in the pod itself.
@@ -516,7 +514,7 @@ fn check_ports(pod: &Value, settings: &Settings, from: &Lookup<'_>, faults: &mut
     let ours = environment::ports(settings);
     let faults_max = faults.len() + PORT_FAULTS_MAX;
     for container in LISTS.iter().flat_map(|list| containers(pod, list)) {
-        let name = cut(container["name"].as_str().unwrap_or_default());
+        let name = cut(name_of(container));
         let declared = container["ports"].as_array().into_iter().flatten();
         for port in declared.filter(|port| port["protocol"] != "UDP") {
             let number = port["containerPort"].as_u64();
@@ -542,8 +540,9 @@ fn check_ports(pod: &Value, settings: &Settings, from: &Lookup<'_>, faults: &mut
 fn check_volumes(pod: &Value, settings: &Settings, faults: &mut Vec<Fault>) {
     let present = pod["spec"]["volumes"].as_array().map_or(&[][..], Vec::as_slice);
     for volume in sidecar::volumes(settings) {
-        if present.iter().any(|it| it["name"] == *volume.name) {
-            let problem = format!("has a volume {} that no injector added", volume.name);
+        let name = name_of(&volume);
+        if present.iter().any(|it| it["name"] == *name) {
+            let problem = format!("has a volume {name} that no injector added");
             faults.push(Fault::new("spec.volumes", problem, "rename it"));
         }
     }
@@ -552,10 +551,11 @@ fn check_volumes(pod: &Value, settings: &Settings, faults: &mut Vec<Fault>) {
         LISTS.iter().flat_map(|list| envoys(containers(pod, list), &settings.envoy_containers));
     for (_, envoy) in all {
         for mount in &given.mounts {
-            if mounts(envoy).any(|it| it["mountPath"] == *mount.mount_path) {
+            let path = &mount["mountPath"];
+            if mounts(envoy).any(|it| it["mountPath"] == *path) {
+                let path = path.as_str().unwrap_or_default();
                 let problem = format!("the container {} mounts something there", envoy["name"]);
-                let fault = Fault::new(mount.mount_path.clone(), problem, "mount that elsewhere");
-                faults.push(fault);
+                faults.push(Fault::new(path, problem, "mount that elsewhere"));
             }
         }
     }

@@ -5,6 +5,7 @@ mod idempotence;
 mod limits;
 mod module;
 
+use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::{Value, json};
 
 use super::*;
@@ -237,6 +238,30 @@ fn tls_to_the_xds_server_is_that_of_a_secret_and_its_absence_is_a_warning() {
     assert_eq!(faults(&inject(&pod(&[xds, ("xds-tls", "A/b")]), &defaults(), NEW)).len(), 1);
     let files = inject(&pod(&[("xds-tls", "fleet")]), &defaults(), NEW);
     assert!(!files.pod.to_string().contains("XDS"), "{:?}", files.pod);
+}
+
+/// A misspelt field would get lost on the way.
+#[test]
+fn every_field_that_is_added_is_one_of_kubernetes() {
+    let secrets = [
+        ("redis", "secret:redis/url"),
+        ("redis-auth", "redis/password"),
+        ("key-secret", "keys/secret"),
+        ("key-secret-previous", "keys/old"),
+    ];
+    let files = [("domain", "shop"), ("listen", "uds"), ("cpu-limit", "1")];
+    let xds = [("rules", "xds:control:18001"), ("xds-tls", "fleet")];
+    let module = [("mode", "module"), ("domain", "shop")];
+    for more in [&files[..], &xds, &module] {
+        let annotations = [&secrets, more].concat();
+        for cluster in [NEW, OLD] {
+            let made = inject(&pod(&annotations), &defaults(), cluster);
+            assert_eq!(faults(&made), [""; 0]);
+            let spec = &made.pod["spec"];
+            let typed: PodSpec = serde_json::from_value(spec.clone()).unwrap();
+            assert_eq!(serde_json::to_value(typed).unwrap(), *spec);
+        }
+    }
 }
 
 #[test]
