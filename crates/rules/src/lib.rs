@@ -14,13 +14,12 @@
 //!
 //! # Modules
 //!
-//! `memory` counts what a load allocates, `weight` sums up what several would, and `parts` compiles
-//! what has changed of a set. `options` is the table of everything that a rule file may say, and
-//! reads its maps; `takes` are the kinds of values. `limit` and `store` are the parts of a `rule`;
-//! [`request`] is what is matched against `rules`, and [`key`] names a count. `node` and `reader`
-//! read a rule file, `compile` compiles it, and `directory` finds the files. [`schema()`] describes
-//! them. [`yaml`] reads other YAML files with the same parser. `names` makes enums whose values
-//! have names.
+//! `memory` counts what a load allocates, and `parts` compiles what has changed of a set. `options`
+//! is the table of everything that a rule file may say, and reads its maps; `takes` are the kinds
+//! of values. `limit` and `store` are the parts of a `rule`; [`request`] is what is matched against
+//! `rules`, and [`key`] names a count. `node` and `reader` read a rule file, `compile` compiles it,
+//! and `directory` finds the files. [`schema()`] describes them. [`yaml`] reads other YAML files
+//! with the same parser. `names` makes enums whose values have names.
 
 #![forbid(unsafe_code)]
 
@@ -44,12 +43,12 @@ mod store;
 mod takes;
 #[cfg(test)]
 mod tests;
-mod weight;
 mod wildcard;
 pub mod yaml;
 
 pub use compile::{
-    Loaded, Options, RuleLocations, Source, SourceLocation, load, load_with_locations, load_within,
+    Loaded, Options, RuleLocations, Source, SourceLocation, Weight, load, load_with_locations,
+    load_within,
 };
 pub use directory::{Dotfiles, Endings, Found, ReadError, read_directory, read_from, read_path};
 pub use fault::{Fault, Faults, Place, alters_display, excerpt, nearest};
@@ -70,4 +69,3 @@ pub use store::{
     DEFAULT_STORE, DomainStores, STORE_NAME_BYTES_MAX, STORES_MAX, StoreId, StoreNames,
 };
 pub use takes::parse_duration;
-pub use weight::Weight;

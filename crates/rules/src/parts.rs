@@ -7,10 +7,9 @@
 
 use std::sync::Arc;
 
-use crate::compile::{Loaded, Options, Source, load_within, version};
+use crate::compile::{Loaded, Options, Source, Weight, load_within, version};
 use crate::fault::{Fault, Faults};
 use crate::rules::{DomainRules, Rules};
-use crate::weight::Weight;
 
 /// Maximum number of warnings of sources that are compiled one by one.
 const WARNINGS_MAX: usize = 1000;
