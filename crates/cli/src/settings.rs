@@ -243,7 +243,7 @@ pub(crate) fn reference_default(name: &str) -> Option<&'static str> {
 }
 
 /// Returns whether the variable `name` is a setting that the reference has too: itself, or its
-/// newer versions, its library for statsd, or Envoy Gateway.
+/// older or newer versions, its library for statsd, or Envoy Gateway.
 pub(crate) fn is_of_reference(name: &str) -> bool {
     Settings::SECTIONS.iter().flat_map(Section::shared).any(|shared| shared == name)
 }

@@ -1,5 +1,6 @@
 //! The algorithms: one file for each, with all in which it differs from the others, beside its Lua
-//! script (both buckets share that of [`gcra`]). [`counting`] dispatches; nothing else in the engine matches on the algorithm.
+//! script (both buckets share that of [`gcra`]). [`counting`] dispatches; nothing else in the
+//! engine matches on the algorithm.
 //!
 //! The arithmetic is pure: state and time in, state and grant out. The memory store runs it; the
 //! scripts of the Redis store do the same calculations on the shard, and tests compare the two.

@@ -47,7 +47,8 @@ pub struct Loaded {
     /// Things that load but may not do what their author meant, in order of file and place; at most
     /// 10 000.
     pub warnings: Vec<Fault>,
-    /// What the load took at most: its memory is an upper bound, up to twice what the allocator has.
+    /// What the load took at most: its memory is an upper bound, up to twice what the allocator
+    /// has.
     pub weight: Weight,
 }
 
@@ -858,9 +859,9 @@ impl fmt::Display for SourceLocation<'_> {
     }
 }
 
-/// What a load takes of the ceilings of all loads. From the weights of sources that were compiled one
-/// by one, a process knows whether one load of all would succeed, and an upper bound of its memory,
-/// without that load.
+/// What a load takes of the ceilings of all loads. From the weights of sources that were compiled
+/// one by one, a process knows whether one load of all would succeed, and an upper bound of its
+/// memory, without that load.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Weight {
     /// Its memory, of which it takes an upper bound.

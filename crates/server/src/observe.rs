@@ -1,5 +1,5 @@
-//! Passes each decision to `metrics` and `hot_keys`, and logs a sample of them; has the tracer, whose
-//! spans the servers fill. `service` calls it.
+//! Passes each decision to `metrics` and `hot_keys`, and logs a sample of them; has the tracer,
+//! whose spans the servers fill. `service` calls it.
 //!
 //! Runs in the path of every request: but for decisions that are sampled for the log, it touches no
 //! counter that all cores share. It waits for a lock, and allocates, only for those, and for the

@@ -2,7 +2,8 @@
 //! headers of the response, and try candidate rules; or return the reason why not.
 //!
 //! May use the engine, the rules in force and the observers. Of the protocols it knows their names,
-//! and the headers of a request for its span: it bounds the calls that wait and the memory of incomplete messages for each of them.
+//! and the headers of a request for its span: it bounds the calls that wait and the memory of
+//! incomplete messages for each of them.
 
 use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -301,8 +302,8 @@ impl DecisionService {
     }
 }
 
-/// The same request to the candidate rules. What has a limit of its own is left out: no rule decides
-/// it, whichever are in force.
+/// The same request to the candidate rules. What has a limit of its own is left out: no rule
+/// decides it, whichever are in force.
 fn of_candidate<'a>(domain: &'a str, request: &'a Request<'_>) -> Request<'a> {
     let descriptors = request.descriptors.iter().filter(|it| it.limit.is_none());
     let descriptors = descriptors.map(|it| Descriptor {
@@ -476,7 +477,8 @@ const INTEGER_MAX: u64 = 999_999_999_999_999;
 // === impl Item ===
 
 impl Item<'_> {
-    /// Quota and window of the policy; the window is in seconds. Without a window, the quota's unit.
+    /// Quota and window of the policy; the window is in seconds. Without a window, the quota's
+    /// unit.
     fn policy(&self) -> String {
         let Self { name, applied: AppliedLimit { limit, .. }, .. } = self;
         let requests = limit.requests_per_unit.min(INTEGER_MAX);

@@ -95,8 +95,9 @@ pub(crate) const EXCEPTIONS: [(&str, Support); 39] = [
     ("MEMCACHE_TLS_CLIENT_KEY", MEMCACHE),
     ("MEMCACHE_TLS_CACERT", MEMCACHE),
     ("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", MEMCACHE),
-    // Merged in July and August 2026 (pull requests 1191 and 1206).
+    // Merged in July 2026 (pull request 1191).
     ("REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", Unneeded(READONLY)),
+    // Of older versions.
     ("REDIS_POOL_ON_EMPTY_WAIT_DURATION", ONE_CONNECTION),
     ("REDIS_PERSECOND_POOL_ON_EMPTY_WAIT_DURATION", ONE_CONNECTION),
     // Envoy Gateway's name for GRPC_CLIENT_TLS_CACERT.

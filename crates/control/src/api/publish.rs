@@ -1,8 +1,8 @@
 //! The way of a draft to the pods: check, publish, roll back.
 //!
-//! Nothing is compiled in a transaction: it would hold up all other writes. [`compile_all`] compiles,
-//! [`approve`] sees that pods can load all, and [`publish_texts`] makes the version only if none was
-//! published since; the call commits.
+//! Nothing is compiled in a transaction: it would hold up all other writes. [`compile_all`]
+//! compiles, [`approve`] sees that pods can load all, and [`publish_texts`] makes the version only
+//! if none was published since; the call commits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::slice::from_ref;

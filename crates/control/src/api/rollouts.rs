@@ -158,7 +158,11 @@ async fn advance(
             return call.finish(&app, write, StatusCode::OK, None, &taken).await;
         }
         need_open(&rollout, stage)?;
-        if !force && let Some(why) = exceeding(&rollout, &app.store.hits(last.version).await?) {
+        if !force
+            && rollout.bound.is_some()
+            && last.stage == Stage::Shadow
+            && let Some(why) = exceeding(&rollout, &app.store.hits(last.version).await?)
+        {
             let detail = format!("{why}; change the rules, or send force: true");
             return Err(Problem::conflict("bound-exceeded", detail).into());
         }

@@ -715,7 +715,7 @@ async fn write(
 async fn look(store: &Store, reserved: &Store, rollout: &PublishedRollout) -> StoreResult<bool> {
     let bound = rollout.bound.filter(|_| rollout.stage == Stage::Enforced);
     let Some(bound) = bound else { return Ok(false) };
-    let recent = reserved.hits(rollout.version).await?.recent;
+    let recent = reserved.recent_hits(rollout.version).await?;
     let Some(reason) = exceeded(&bound, &recent) else { return Ok(false) };
     let author = Author { name: AUTHOR.to_owned(), reason };
     let mut write = store.begin(&author).await?;

@@ -124,6 +124,9 @@ const ADS: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 const LRS: &str = "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats";
 
+/// Why any other call fails.
+const CALLS: &str = "this port serves ADS, with the state of the world, and LRS alone";
+
 fn routes(server: PodServer) -> Router {
     let ads = async |State(server): State<PodServer>, call: extract::Request| {
         let codec = PodCodec::new(REQUEST_BYTES_MAX, &DISCOVERY_SHAPE);
@@ -133,7 +136,7 @@ fn routes(server: PodServer) -> Router {
         let codec = PodCodec::new(REPORT_BYTES_MAX, &REPORT_SHAPE);
         codec.serve(call, Opening(server, PodServer::open_reports)).await
     };
-    let others = async || Status::unimplemented("state of the world only").into_http::<Body>();
+    let others = async || Status::unimplemented(CALLS).into_http::<Body>();
     Router::new().route(ADS, post(ads)).route(LRS, post(lrs)).fallback(others).with_state(server)
 }
 

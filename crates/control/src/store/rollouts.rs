@@ -559,11 +559,25 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn hits(&self, version: i64) -> StoreResult<StepHits> {
-        // SQLite made numbers of earlier releases that left their range floating points.
+        self.hits_from(i64::MIN, version).await
+    }
+
+    /// The recent hits of a step, of which the database has few rows: it is asked often.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn recent_hits(&self, version: i64) -> StoreResult<Hits> {
+        Ok(self.hits_from(first_recent(), version).await?.recent)
+    }
+
+    /// The hits of a step in the buckets from `from` on.
+    async fn hits_from(&self, from: i64, version: i64) -> StoreResult<StepHits> {
+        // SQLite made numbers of earlier builds that left their range floating points.
         let sql = "SELECT domain, chosen, bucket, CAST(hits AS BIGINT), CAST(denied AS BIGINT), \
-                   CAST(shadow AS BIGINT) FROM rollout_counts WHERE version = $1 ORDER BY bucket";
-        let first = (bucket() - BUCKETS) << REPLICA_BITS;
-        let rows = sqlx::query(sql).bind(version).fetch_all(&self.pool).await?;
+                   CAST(shadow AS BIGINT) FROM rollout_counts \
+                   WHERE version = $1 AND bucket >= $2 ORDER BY bucket";
+        let first = first_recent();
+        let rows = sqlx::query(sql).bind(version).bind(from).fetch_all(&self.pool).await?;
         let mut hits = StepHits::default();
         let mut last = BTreeMap::new();
         for row in &rows {
@@ -571,7 +585,7 @@ impl Store {
             let key = CountKey { version, domain: row.try_get(0)?, is_chosen };
             let count = HitCount::read(row)?;
             match row.try_get::<i64, _>(2)? {
-                // The row 0 is of releases that had one row for all replicas.
+                // The row 0 is of builds that had one row for all replicas.
                 at if at <= 0 && at % 2 == 0 => hits.all.entry(key).or_default().add(&count),
                 at if at < 0 => hits.weighed.entry(key).or_default().add(&count),
                 // Of a replica's rows the last one counts; they come in their order.
@@ -593,6 +607,11 @@ impl HitCount {
         };
         Ok(Self { hits: number(3)?, denied: number(4)?, shadow: number(5)? })
     }
+}
+
+/// The first bucket whose recent hits count.
+fn first_recent() -> i64 {
+    (bucket() - BUCKETS) << REPLICA_BITS
 }
 
 /// The number of the row for hits that are reported now.

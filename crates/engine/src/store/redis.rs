@@ -1,11 +1,11 @@
 //! The store on Redis: a cluster, one server, or a master that sentinels monitor. Only this file
 //! and its submodules name the Redis client.
 //!
-//! Every ask is one call of one script on one key, but for a count that moves (`renames`). It is sent
-//! again only after a reply which says that the script changed nothing: **an ask is applied at most
-//! once**, with or without tokens to give back. A lost reply costs the tokens of one lease until the window ends. Repeating
-//! the ask would cost as many tokens again each time, and a credit applied twice would admit more
-//! than the limit.
+//! Every ask is one call of one script on one key, but for a count that moves (`renames`). It is
+//! sent again only after a reply which says that the script changed nothing: **an ask is applied at
+//! most once**, with or without tokens to give back. A lost reply costs the tokens of one lease
+//! until the window ends. Repeating the ask would cost as many tokens again each time, and a credit
+//! applied twice would admit more than the limit.
 
 mod cluster;
 mod connection;
@@ -104,8 +104,8 @@ impl RedisStore {
         Err(Fault::new(Kind::Renamed, "the count moves back and forth between two names"))
     }
 
-    /// Sends `ask` to the count of `key`, and once more if the script was not told of the window that
-    /// the server is in: it has changed nothing, and has replied with the server's time.
+    /// Sends `ask` to the count of `key`, and once more if the script was not told of the window
+    /// that the server is in: it has changed nothing, and has replied with the server's time.
     async fn granted_at(&self, key: Key, ask: &Ask) -> Result<Grant, Fault> {
         let key = Ask { key, ..*ask }.counter().in_store(&self.key_prefix);
         let read = |reply: &Value| match numbers(reply).as_deref().and_then(time_outside) {
