@@ -7,9 +7,9 @@
 //! a push to statsd ─▶ Meters::reference_counts, by the reference's whole stats keys
 //! ```
 //! Recording a decision touches no counter that all cores share. It waits for a lock, and
-//! allocates, only for the first hit of a rule since its load, or of a value. Every map has a maximum size:
-//! entries that do not fit are counted as `folded`. Every label has a maximum length: a longer value
-//! is cut and ends in a hash. `docs/metrics.md` says what each metric means.
+//! allocates, only for the first hit of a rule since its load, or of a value. Every map has a
+//! maximum size: entries that do not fit are counted as `folded`. Every label has a maximum length:
+//! a longer value is cut and ends in a hash. `docs/metrics.md` says what each metric means.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};

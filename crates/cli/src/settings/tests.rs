@@ -23,7 +23,8 @@ use crate::grammar;
 type Env<'a> = &'a [(&'a str, &'a str)];
 
 /// All 114 variables of the reference at f2fb157, in its order. Then those that its deployments set
-/// although it does not read them: of its library for statsd, of older and newer versions, of Envoy Gateway.
+/// although it does not read them: of its library for statsd, of older and newer versions, of Envoy
+/// Gateway.
 pub(crate) const REFERENCE: &str = "
     HOST PORT DEBUG_HOST DEBUG_PORT GRPC_UDS GRPC_HOST GRPC_PORT GRPC_MAX_CONNECTION_AGE
     GRPC_MAX_CONNECTION_AGE_GRACE GRPC_SERVER_USE_TLS GRPC_SERVER_TLS_CERT GRPC_SERVER_TLS_KEY

@@ -30,10 +30,10 @@ const RESERVED_MAX: usize = 1024;
 
 /// A map from [`Key`] to `V` that never allocates more than its budget.
 ///
-/// The budget covers the memory of all entries, used or not, the links that find them, and this struct
-/// with its locks, but not what the allocator rounds up. What entries hold on the heap
-/// ([`Entry::heap`]) has a separate limit in addition to the budget, since it belongs to requests
-/// in progress and not to keys.
+/// The budget covers the memory of all entries, used or not, the links that find them, and this
+/// struct with its locks, but not what the allocator rounds up. What entries hold on the heap
+/// ([`Entry::heap`]) has a separate limit in addition to the budget, since it belongs to requests in
+/// progress and not to keys.
 ///
 /// A full table reuses the entry of an idle key for a new key. Entries of the *reserved* region
 /// are never evicted in this way: they are few, and keys that fill the table cannot displace them.
@@ -288,9 +288,10 @@ impl Heap {
 
 // One partition of the table: entries are stored in chunks and found by chains of links.
 //
-// No entry is ever moved to grow: chunks are added until the partition is full. Chains are added too,
-// so that there is one for each entry at least, and that those of few keys lie close together in the
-// caches of the CPU. So the memory of a partition matches its entries; chains stay when entries go.
+// No entry is ever moved to grow: chunks are added until the partition is full. Chains are added
+// too, so that there is one for each entry at least, and that those of few keys lie close together
+// in the caches of the CPU. So the memory of a partition matches its entries; chains stay when
+// entries go.
 
 /// Number of entries that are allocated together. It is small, since the last chunk of each
 /// partition is half empty on average.
