@@ -25,8 +25,8 @@ pub const LIBRARY: &str = "/opt/ratelease/libratelease.so";
 /// Room for the library.
 const MODULE_SIZE: &str = "64Mi";
 
-/// User and group of the process, as the image has them.
-const NOBODY: u32 = 65534;
+/// The number of the user, and of the group, that the image runs its programs as.
+const IMAGE_USER: u32 = 65534;
 /// The process has a user of its own, and files of secrets belong to root. Only this container
 /// mounts them, or with the module Envoy's, whose user is not known here.
 const SECRETS_MODE: u32 = 0o444;
@@ -95,9 +95,9 @@ fn confined(settings: &Settings, program: &str, arguments: Vec<String>) -> Value
             "allowPrivilegeEscalation": false,
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": true,
-            "runAsGroup": NOBODY,
+            "runAsGroup": IMAGE_USER,
             "runAsNonRoot": true,
-            "runAsUser": NOBODY,
+            "runAsUser": IMAGE_USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         // The reason why it ended then shows in the pod's status.

@@ -159,9 +159,8 @@ async fn advance(
         }
         need_open(&rollout, stage)?;
         if !force
-            && rollout.bound.is_some()
-            && last.stage == Stage::Shadow
-            && let Some(why) = exceeding(&rollout, &app.store.hits(last.version).await?)
+            && let Some(bound) = bound_of_next(&rollout)
+            && let Some(why) = exceeding(&bound, &app.store.hits(last.version).await?)
         {
             let detail = format!("{why}; change the rules, or send force: true");
             return Err(Problem::conflict("bound-exceeded", detail).into());
@@ -565,7 +564,8 @@ async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutVi
         let groups = PodGroups::of(&rows, rollout.id, version);
         warnings = groups.warnings(rollout, &rows, &domains);
         let sees_all = domains.len() == rollout.domains.len();
-        warnings.extend(exceeding(rollout, &hits).filter(|_| sees_all));
+        let why = bound_of_next(rollout).and_then(|bound| exceeding(&bound, &hits));
+        warnings.extend(why.filter(|_| sees_all));
         pods = Some(groups);
     }
     warnings.extend(unread);
@@ -584,10 +584,15 @@ async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutVi
     })
 }
 
+/// The bound that the chosen pods have to hold before they enforce the rules; `None` if they do, or
+/// if there is none.
+fn bound_of_next(rollout: &Rollout) -> Option<Bound> {
+    rollout.bound.filter(|_| rollout.last().stage == Stage::Shadow)
+}
+
 /// Which domains would deny more than the bound allows once the chosen pods enforce the rules, in
-/// words; `None` if there are none, or no bound.
-fn exceeding(rollout: &Rollout, hits: &StepHits) -> Option<String> {
-    let bound = rollout.bound.filter(|_| rollout.last().stage == Stage::Shadow)?;
+/// words; `None` if there are none.
+fn exceeding(bound: &Bound, hits: &StepHits) -> Option<String> {
     // Both count what the limit in force and the one in its place deny.
     let domains = bound.exceeded(&hits.weighed, |it| it.denied.max(it.shadow))?;
     let share = bound.denied_share;

@@ -549,7 +549,7 @@ impl Store {
             }
         }
         let sql = "DELETE FROM rollout_counts WHERE bucket > 0 AND bucket < $1";
-        sqlx::query(sql).bind((now - BUCKETS) << REPLICA_BITS).execute(&mut *tx).await?;
+        sqlx::query(sql).bind(first_recent(now)).execute(&mut *tx).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -567,7 +567,7 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn recent_hits(&self, version: i64) -> StoreResult<Hits> {
-        Ok(self.hits_from(first_recent(), version).await?.recent)
+        Ok(self.hits_from(first_recent(bucket()), version).await?.recent)
     }
 
     /// The hits of a step in the buckets from `from` on.
@@ -576,7 +576,7 @@ impl Store {
         let sql = "SELECT domain, chosen, bucket, CAST(hits AS BIGINT), CAST(denied AS BIGINT), \
                    CAST(shadow AS BIGINT) FROM rollout_counts \
                    WHERE version = $1 AND bucket >= $2 ORDER BY bucket";
-        let first = first_recent();
+        let first = first_recent(bucket());
         let rows = sqlx::query(sql).bind(version).bind(from).fetch_all(&self.pool).await?;
         let mut hits = StepHits::default();
         let mut last = BTreeMap::new();
@@ -609,9 +609,9 @@ impl HitCount {
     }
 }
 
-/// The first bucket whose recent hits count.
-fn first_recent() -> i64 {
-    (bucket() - BUCKETS) << REPLICA_BITS
+/// The first of the rows whose recent hits count in the bucket `now`.
+fn first_recent(now: i64) -> i64 {
+    (now - BUCKETS) << REPLICA_BITS
 }
 
 /// The number of the row for hits that are reported now.
