@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group};
+use ratelease_engine::limiter::owners::Owner;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::StoreError;
 use ratelease_engine::store::memory::MemoryStore;
@@ -297,7 +298,8 @@ impl Bench {
             NOW.set(self.limiter.clock().now());
         }
         let admit = || Ok::<_, StoreError>(());
-        let decided = pin!(self.limiter.decide(&self.rules, request, NOW.get(), None, admit));
+        let decided =
+            pin!(self.limiter.decide(&self.rules, request, NOW.get(), None, Owner::UNKNOWN, admit));
         let decided = self.when_polled(decided);
         black_box(decided.expect("the store is here"));
     }

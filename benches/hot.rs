@@ -77,6 +77,7 @@ fn verdicts(count: usize) -> Vec<Verdict<'static>> {
             tightest: Some(0),
             shadowed: false,
             metadata: None,
+            started: None,
         }
     };
     (0..count as u64).map(verdict).collect()

@@ -24,7 +24,7 @@ use ratelease_server::hot_keys::HotKeys;
 use ratelease_server::metrics::Meters;
 use ratelease_server::observe::{Observers, Samples};
 use ratelease_server::request::Transport;
-use ratelease_server::service::{Caller, DecisionService, Peer};
+use ratelease_server::service::{Caller, DecisionService, Owner, Peer};
 use ratelease_server::trace::Tracer;
 
 #[global_allocator]
@@ -141,7 +141,7 @@ async fn allocates_nothing(service: DecisionService) {
 /// Answers a frame with a frame, as a connection does.
 async fn answer_frame(service: &DecisionService, peer: &Peer, frame: &[u8], answer: &mut BytesMut) {
     let request = grpc::read(&frame[5..]).unwrap();
-    let caller = Caller { transport: Transport::Grpc, peer, patience: None };
+    let caller = Caller { transport: Transport::Grpc, peer, patience: None, owner: Owner::UNKNOWN };
     let answered = service.answer(&caller, &request, |made| grpc::frame(made, answer));
     service.catch_panic(Transport::Grpc, answered).await.unwrap().unwrap();
 }

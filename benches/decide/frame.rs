@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use criterion::{Criterion, criterion_group};
+use ratelease_engine::limiter::owners::Owner;
 use ratelease_engine::store::StoreError;
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc;
@@ -34,7 +35,8 @@ fn frame(criterion: &mut Criterion) {
     encode(criterion, &bench, &frames[0]);
     let mut bytes = BytesMut::with_capacity(1024);
     let peer = Peer::new();
-    let caller = Caller { transport: Transport::Grpc, peer: &peer, patience: None };
+    let caller =
+        Caller { transport: Transport::Grpc, peer: &peer, patience: None, owner: Owner::UNKNOWN };
     let mut answer = |at: usize| {
         bytes.clear();
         if at.is_multiple_of(TURN) {
@@ -58,8 +60,14 @@ fn frame(criterion: &mut Criterion) {
 fn encode(criterion: &mut Criterion, bench: &Bench, frame: &[u8]) {
     let request = grpc::read(&frame[PREFIX_BYTES..]).expect("a plain request");
     let (now, admit) = (bench.limiter.clock().now(), || Ok::<_, StoreError>(()));
-    let verdict =
-        bench.runtime.block_on(bench.limiter.decide(&bench.rules, &request, now, None, admit));
+    let verdict = bench.runtime.block_on(bench.limiter.decide(
+        &bench.rules,
+        &request,
+        now,
+        None,
+        Owner::UNKNOWN,
+        admit,
+    ));
     let answer = Answer { verdict: verdict.expect("the store is here"), headers: Vec::new() };
     let mut bytes = BytesMut::with_capacity(1024);
     criterion.bench_function("frame/encode", |bencher| {

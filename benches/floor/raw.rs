@@ -7,6 +7,7 @@
 use std::io;
 
 use bytes::BytesMut;
+use ratelease_engine::limiter::owners::Owner;
 use ratelease_server::grpc;
 use ratelease_server::request::Transport;
 use ratelease_server::service::{Caller, DecisionService, Peer};
@@ -134,7 +135,12 @@ impl Bytes {
             let framed = self.arrived.get(payload..head.end).unwrap_or_default();
             if let Ok(request) = grpc::read(framed.get(PREFIX_BYTES..).unwrap_or_default()) {
                 let peer = Peer::new();
-                let caller = Caller { transport: Transport::Grpc, peer: &peer, patience: None };
+                let caller = Caller {
+                    transport: Transport::Grpc,
+                    peer: &peer,
+                    patience: None,
+                    owner: Owner::UNKNOWN,
+                };
                 // If it waits for a lease, all that came after it waits with it.
                 let made = service.answer(&caller, &request, |made| grpc::frame(made, &mut answer));
                 let _ = made.await;

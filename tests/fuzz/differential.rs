@@ -8,6 +8,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelease_engine::limiter::owners::Owner;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::StoreError;
 use ratelease_engine::store::memory::MemoryStore;
@@ -71,7 +72,7 @@ fn a_pod_with_leases_answers_as_the_contract_says() {
             let decided = runtime.block_on(async {
                 pod.wait_until(now).await;
                 let (now, admit) = (pod.limiter.clock().now(), || Ok::<_, StoreError>(()));
-                pod.limiter.decide(&made.rules, &request, now, None, admit).await
+                pod.limiter.decide(&made.rules, &request, now, None, Owner::UNKNOWN, admit).await
             });
             answer(&decided.unwrap(), &request)
         };

@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use ratelease_engine::limiter::owners::Owner;
 use ratelease_engine::store::StoreError;
 use ratelease_engine::time::Time;
 use ratelease_rules::key::Key;
@@ -117,7 +118,8 @@ impl Callers {
             let longest = cancels.unwrap_or(call.patience + GRACE);
             let caller = world.plan.demand.caller;
             let admit = || Ok::<_, StoreError>(());
-            let decision = limiter.decide(&rules, &request, call.begun_at, caller, admit);
+            let decision =
+                limiter.decide(&rules, &request, call.begun_at, caller, Owner::UNKNOWN, admit);
             let decided = tokio::time::timeout(longest, decision).await;
             if world.plan.tamper == Some(Tamper::AnswersLate) {
                 tokio::time::sleep(call.patience + Duration::from_millis(1)).await;

@@ -9,6 +9,7 @@ mod key;
 mod lease_policy;
 mod maintenance;
 mod orders;
+pub mod owners;
 mod pod_counts;
 mod resolve;
 mod transaction;
@@ -35,6 +36,7 @@ use crate::limiter::key::{
 };
 use crate::limiter::lease_policy::LeasePolicy;
 use crate::limiter::orders::Orders;
+use crate::limiter::owners::Owner;
 use crate::limiter::pod_counts::PodCounts;
 use crate::store::{Ask, Purpose, Store, StoreError};
 use crate::time::{Clock, Time};
@@ -145,8 +147,10 @@ impl Limiter {
         request: &Request<'_>,
         now: Time,
         patience: Option<Duration>,
+        owner: Owner,
         admit: impl FnOnce() -> Result<P, E>,
     ) -> Result<Verdict<'r>, E> {
+        let _ = owner;
         let resolved = self.resolve(rules, request);
         let mut transaction = Transaction::new(&self.shared, &resolved);
         transaction.take_local(now);
@@ -177,7 +181,9 @@ impl Limiter {
         rules: &'r Rules,
         request: &Request<'_>,
         now: Time,
+        owner: Owner,
     ) -> Option<Verdict<'r>> {
+        let _ = owner;
         let resolved = self.resolve(rules, request);
         let settles =
             |it: &Resolved<'_>| matches!(it, Resolved::Charged(charge) if charge.settles());

@@ -9,6 +9,7 @@ use ratelease_rules::{FailureMode, Limit, Rule};
 use serde_json::{Map, Value, json};
 
 use crate::algorithm::counting;
+use crate::limiter::owners::StartId;
 use crate::time::Time;
 
 /// Stands for a rule's path where the request itself named the limit.
@@ -30,6 +31,8 @@ pub struct Verdict<'r> {
     pub shadowed: bool,
     /// Dynamic metadata for Envoy, if asked for.
     pub metadata: Option<Map<String, Value>>,
+    /// Names what the request has started, if it holds anything until its end.
+    pub started: Option<StartId>,
 }
 
 /// Whether the request may pass.
@@ -127,7 +130,7 @@ impl<'r> Verdict<'r> {
         let metadata = modes.metadata.then(|| metadata_of(request, &statuses, modes));
         let tightest = tightest(&statuses, modes);
         let shadowed = modes.shadow && denies(&statuses, modes);
-        Self { code: code(&statuses, modes), statuses, tightest, shadowed, metadata }
+        Self { code: code(&statuses, modes), statuses, tightest, shadowed, metadata, started: None }
     }
 
     /// The status that the rate limit headers show, and its limit; `None` if no limit applies.

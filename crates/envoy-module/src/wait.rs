@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ratelease_envoy_abi::Scheduler;
 use ratelease_server::request::{RequestError, Transport};
-use ratelease_server::service::{Answer, BodyReservation, Caller};
+use ratelease_server::service::{Answer, BodyReservation, Caller, Owner};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
@@ -114,7 +114,12 @@ impl Shared {
         }
         let request = self.request.request();
         let (transport, service) = (Transport::Grpc, &self.engine.service);
-        let caller = Caller { transport, peer: &self.engine.peer, patience: Some(limit) };
+        let caller = Caller {
+            transport,
+            peer: &self.engine.peer,
+            patience: Some(limit),
+            owner: Owner::UNKNOWN,
+        };
         let make = |answer: &Answer<'_>| Outcome::of(answer, shown);
         let answered = service.answer(&caller, &request, make);
         match timeout(limit, service.catch_panic(transport, answered)).await {

@@ -28,6 +28,8 @@ use crate::observe::Observers;
 use crate::request::{InvalidRequest, RequestError, Transport};
 use crate::trace::Span;
 
+pub use ratelease_engine::limiter::owners::Owner;
+
 pub use body_budget::{BodyReservation, PartialMessage, Peer};
 
 mod body_budget;
@@ -74,6 +76,8 @@ pub struct Caller<'a> {
     /// How long the caller waits for the answer, if it says so. It bounds how long the store may
     /// take.
     pub patience: Option<Duration>,
+    /// Who owns what the request starts.
+    pub owner: Owner,
 }
 
 /// A verdict and its response headers.
@@ -211,7 +215,10 @@ impl DecisionService {
             let rules = rules.as_deref().ok_or_else(|| self.without_rules())?;
             let start = self.now();
             let admit = || self.limits(caller.transport).concurrency.admit(caller.peer);
-            let decided = self.limiter.decide(rules, request, start, caller.patience, admit).await;
+            let decided = self
+                .limiter
+                .decide(rules, request, start, caller.patience, caller.owner, admit)
+                .await;
             if let Err(RequestError::Store(_)) = decided {
                 self.observers.note_unanswered(request, &self.limiter.resolve(rules, request));
             }
@@ -229,6 +236,7 @@ impl DecisionService {
     pub fn answer_at_once<T>(
         &self,
         transport: Transport,
+        owner: Owner,
         request: &Request<'_>,
         make: impl FnOnce(&Answer<'_>) -> T,
     ) -> Option<Result<T, RequestError>> {
@@ -237,7 +245,7 @@ impl DecisionService {
             let rules = self.rules_in_force.borrow();
             let rules = rules.as_deref().ok_or_else(|| self.without_rules())?;
             let start = self.now();
-            let decided = self.limiter.decide_at_once(rules, request, start);
+            let decided = self.limiter.decide_at_once(rules, request, start, owner);
             Ok(decided.map(|verdict| make(&self.finish(rules, request, verdict, start))))
         };
         // What the call shares with others is left usable, as in `catch_panic`.

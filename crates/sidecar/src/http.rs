@@ -32,7 +32,7 @@ use ratelease_rules::request::json as request_json;
 use ratelease_rules::request::scoped::{FieldFault, ScopedRequest};
 use ratelease_server::request::{RequestError, Route, Transport};
 use ratelease_server::service::{
-    Answer, BodyReservation, Caller, DecisionService, HTTP_CALLS_MAX, PartialMessage, Peer,
+    Answer, BodyReservation, Caller, DecisionService, HTTP_CALLS_MAX, Owner, PartialMessage, Peer,
 };
 use ratelease_server::trace::{Outcome, Span};
 use serde_json::{Map, Value, json};
@@ -302,7 +302,12 @@ impl Decider {
                 }
             }
         };
-        let caller = Caller { transport: Transport::Http(self.route), peer, patience: None };
+        let caller = Caller {
+            transport: Transport::Http(self.route),
+            peer,
+            patience: None,
+            owner: Owner::UNKNOWN,
+        };
         let answered = self.service.answer(&caller, &request, respond).await;
         answered.map_err(|error| self.undecided(error))
     }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ratelease_engine::limiter::owners::Owner;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store, StoreError};
@@ -98,7 +99,11 @@ impl Fleet {
         async move {
             let (request, now) = (request(&key, &value), limiter.clock().now());
             let admit = || Ok::<_, StoreError>(());
-            match limiter.decide(&rules, &request, now, None, admit).await.map(|it| it.code) {
+            match limiter
+                .decide(&rules, &request, now, None, Owner::UNKNOWN, admit)
+                .await
+                .map(|it| it.code)
+            {
                 Ok(Code::Ok) => Said::Admitted,
                 Ok(Code::OverLimit) => Said::Denied,
                 Err(_) => Said::Failed,

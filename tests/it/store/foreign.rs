@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelease_engine::counter::{Counter, RedisCounter, RedisFailure};
+use ratelease_engine::limiter::owners::Owner;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::StoreError;
 use ratelease_engine::store::redis::RedisStore;
@@ -50,7 +51,7 @@ async fn passes(pod: &Limiter, rules: &Rules, key: &str) -> bool {
     let descriptors = smallvec![Descriptor { entries, ..Descriptor::default() }];
     let request = Request { domain: "d", descriptors, hits_addend: 0 };
     let admit = || Ok::<_, StoreError>(());
-    let decided = pod.decide(rules, &request, pod.clock().now(), None, admit).await;
+    let decided = pod.decide(rules, &request, pod.clock().now(), None, Owner::UNKNOWN, admit).await;
     decided.unwrap().code == Code::Ok
 }
 

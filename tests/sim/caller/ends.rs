@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
+use ratelease_engine::limiter::owners::Owner;
 use ratelease_engine::store::StoreError;
 
 use super::{Callers, request};
@@ -105,7 +106,7 @@ impl Callers {
         self.ledger.note_settlement(&call);
         let request = request(&call);
         let admit = || Ok::<_, StoreError>(());
-        let decision = pod.limiter.decide(&rules, &request, now, None, admit);
+        let decision = pod.limiter.decide(&rules, &request, now, None, Owner::UNKNOWN, admit);
         match pin!(decision).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(answer) => self.ledger.settle(&call, answer),
             Poll::Pending => self.world.fault(format!("a settlement waits: {call:?}")),

@@ -257,7 +257,7 @@ impl Limiter {
         rules: &'r Rules,
         request: &Request<'_>,
     ) -> Result<Verdict<'r>, StoreError> {
-        self.decide(rules, request, self.clock().now(), None, || Ok(())).await
+        self.decide(rules, request, self.clock().now(), None, Owner::UNKNOWN, || Ok(())).await
     }
 }
 

@@ -22,7 +22,7 @@ use super::fallback::{FallbackCall, SHOULD_RATE_LIMIT};
 use super::wire::DecodeError;
 use super::{PREFIX_BYTES, status_of, wire};
 use crate::request::{RequestError, Transport};
-use crate::service::{Answer, Caller, DecisionService, Peer};
+use crate::service::{Answer, Caller, DecisionService, Owner, Peer};
 use crate::trace::{Outcome, Span};
 use ratelease_listener::{FIELDS_MAX, TurnHandle};
 
@@ -231,7 +231,7 @@ fn decide_at_once(
     let CallContext { service, turn, .. } = context;
     let request = wire::read(message).ok()?;
     let make = |answer: &Answer<'_>| framed(&request, answer, span);
-    let answered = service.answer_at_once(Transport::Grpc, &request, make)?;
+    let answered = service.answer_at_once(Transport::Grpc, Owner::UNKNOWN, &request, make)?;
     turn.note_work(request.descriptors.len().saturating_sub(1) * DESCRIPTOR_COST);
     Some(answered.map_err(|error| status_of(&error)))
 }
@@ -267,7 +267,8 @@ pub(super) async fn answer(
     request: &RateLimitRequest<'_>,
     span: Option<&Span>,
 ) -> Result<BytesMut, Status> {
-    let caller = Caller { transport: Transport::Grpc, peer, patience };
+    let owner = Owner::UNKNOWN;
+    let caller = Caller { transport: Transport::Grpc, peer, patience, owner };
     let answered = service.answer(&caller, request, |answer| framed(request, answer, span));
     answered.await.map_err(|error| status_of(&error))
 }

@@ -50,7 +50,7 @@ fn verdict(rule: Option<&Arc<Rule>>, key: Key, over: bool) -> Verdict<'_> {
         counted: Some(Counted { key, hits: 1, fitted: 0, over, how: DecisionSource::Local }),
     };
     let statuses = [status].into_iter().collect();
-    Verdict { code, statuses, tightest: Some(0), shadowed: false, metadata: None }
+    Verdict { code, statuses, tightest: Some(0), shadowed: false, metadata: None, started: None }
 }
 
 fn at(request: &Request<'_>, verdict: &Verdict<'_>, second: u64, hot: &HotKeys) {

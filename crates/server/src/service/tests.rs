@@ -47,8 +47,14 @@ fn free<'r>() -> Status<'r> {
 
 fn headers_of(headers: &Headers, code: Code, tightest: usize, all: &[Status<'_>]) -> Vec<String> {
     let statuses: Few<_> = all.iter().copied().collect();
-    let verdict =
-        Verdict { code, statuses, tightest: Some(tightest), shadowed: false, metadata: None };
+    let verdict = Verdict {
+        code,
+        statuses,
+        tightest: Some(tightest),
+        shadowed: false,
+        metadata: None,
+        started: None,
+    };
     of(headers, &verdict).into_iter().map(|(name, value)| format!("{name}: {value}")).collect()
 }
 
@@ -100,6 +106,7 @@ fn no_headers_are_written_if_no_limit_applies() {
         tightest: None,
         shadowed: false,
         metadata: None,
+        started: None,
     };
     assert_eq!(of(&ALL, &verdict), []);
 }
@@ -366,7 +373,12 @@ mod candidate {
     /// The code of an answer, and what remains.
     async fn answer(service: &DecisionService, request: &Request<'_>) -> (Code, u64) {
         let peer = Peer::new();
-        let caller = Caller { transport: Transport::Grpc, peer: &peer, patience: None };
+        let caller = Caller {
+            transport: Transport::Grpc,
+            peer: &peer,
+            patience: None,
+            owner: Owner::UNKNOWN,
+        };
         let make = |it: &Answer<'_>| (it.verdict.code, it.verdict.statuses[0].remaining);
         service.answer(&caller, request, make).await.unwrap()
     }

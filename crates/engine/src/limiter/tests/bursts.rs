@@ -148,7 +148,7 @@ impl Burst {
         let keys = (0..self.calls).map(|call| usize::try_from(call % self.keys).unwrap());
         let keys: Vec<_> = keys.collect();
         let decide = |key: &usize| {
-            pod.decide(&rig.rules, &requests[*key], rig.clock.now(), CALLER, || {
+            pod.decide(&rig.rules, &requests[*key], rig.clock.now(), CALLER, Owner::UNKNOWN, || {
                 Ok::<_, StoreError>(())
             })
         };

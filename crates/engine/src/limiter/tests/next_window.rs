@@ -33,7 +33,7 @@ async fn a_busy_key_has_tokens_when_its_window_begins() {
     let request = request(&["a"]);
     let at_once = || {
         let may_not_wait = || Err::<(), _>(StoreError::NoRoom);
-        pod.decide(&rig.rules, &request, rig.clock.now(), None, may_not_wait)
+        pod.decide(&rig.rules, &request, rig.clock.now(), None, Owner::UNKNOWN, may_not_wait)
     };
     let verdict = at_once().await;
     tokio::time::sleep(Duration::from_millis(1)).await;

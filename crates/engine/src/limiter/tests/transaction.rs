@@ -133,7 +133,7 @@ async fn what_is_not_decided_at_once_is_settled_refunded_and_charged_once() {
     for (rig, both, left) in [(settles, cost, 93), (refunds, refund_and_charge(5, 1), 55)] {
         let pod = rig.pod();
         let now = pod.clock().now();
-        assert_eq!(pod.decide_at_once(&rig.rules, &both, now), None, "`b` waits");
+        assert_eq!(pod.decide_at_once(&rig.rules, &both, now, Owner::UNKNOWN), None, "`b` waits");
         assert_eq!(code(&pod, &rig.rules, &both).await, Code::Ok);
         tokio::time::sleep(MAX_WAIT).await;
         assert_eq!(remaining(&pod, &rig.rules, "a").await, left);
@@ -211,7 +211,8 @@ async fn what_is_taken_before_a_wait_goes_back() {
     let rig = Rig::new(&limits(HOUR, "unit: hour, requests_per_unit: 2"));
     let pod = rig.pod();
     let at_once = |keys: &[&'static str]| {
-        let decided = pod.decide_at_once(&rig.rules, &request(keys), pod.clock().now());
+        let decided =
+            pod.decide_at_once(&rig.rules, &request(keys), pod.clock().now(), Owner::UNKNOWN);
         decided.map(|verdict| verdict.code)
     };
     assert_eq!(remaining(&pod, &rig.rules, "a").await, 100);

@@ -53,6 +53,7 @@ fn answer<'r>(rule: &'r Arc<Rule>, units: u32) -> Answer<'r> {
         tightest: Some(0),
         shadowed: false,
         metadata: metadata.as_object().cloned(),
+        started: None,
     };
     Answer { verdict, headers: vec![("k".into(), "v".into()), ("x-y".into(), String::new())] }
 }
