@@ -161,6 +161,7 @@ impl Pod {
     fn start(world: &Arc<World>, id: u64, rules: &Arc<Rules>) -> Self {
         let network = Arc::new(Network::new(world, id));
         let options = Options {
+            start_grace: ratelease_engine::limiter::START_GRACE,
             wait_min: world.plan.wait_min,
             buffer_bytes_max: world.plan.pod_bytes_max,
             pod: id,

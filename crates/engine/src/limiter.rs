@@ -3,8 +3,8 @@
 //!
 //! This is the only module where buffers and the lease client meet.
 
+mod ends;
 mod failure_mode;
-pub mod holds;
 mod key;
 mod lease_policy;
 mod maintenance;
@@ -12,10 +12,11 @@ mod orders;
 pub mod owners;
 mod pod_counts;
 mod resolve;
+pub mod starts;
 mod transaction;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -30,14 +31,14 @@ use crate::buffer::table::{Region, Table, TableFull};
 use crate::counter::{Count, Counter};
 use crate::lease::{LeaseClient, Reply, ShardCounters, ShardSnapshot};
 use crate::limiter::failure_mode::FailureModes;
-use crate::limiter::holds::Holds;
 use crate::limiter::key::{
     Attempt, KeyState, ReplyReceiver, Visit, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY,
 };
 use crate::limiter::lease_policy::LeasePolicy;
 use crate::limiter::orders::Orders;
-use crate::limiter::owners::Owner;
+use crate::limiter::owners::{Owner, Owners};
 use crate::limiter::pod_counts::PodCounts;
+use crate::limiter::starts::Starts;
 use crate::store::{Ask, Purpose, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::{AppliedLimit, Modes, Verdict};
@@ -71,8 +72,11 @@ struct Shared {
     watched: Notify,
     /// Charges that went to an overflow key.
     overflows: AtomicU64,
-    holds: Holds,
-    /// Notified when a request holds something, and none did before.
+    starts: Starts,
+    owners: Owners,
+    /// Whether the task that looks at starts runs; it sleeps while there are none.
+    looks_at_starts: AtomicBool,
+    /// Wakes it.
     held: Notify,
     orders: Orders,
     lease_client: LeaseClient,
@@ -110,7 +114,9 @@ impl Limiter {
                 idle: Mutex::new(idle),
                 watched: Notify::new(),
                 overflows: AtomicU64::new(0),
-                holds: Holds::default(),
+                starts: Starts::default(),
+                owners: Owners::default(),
+                looks_at_starts: AtomicBool::new(false),
                 held: Notify::new(),
                 orders: Orders::default(),
                 lease_client,
@@ -150,10 +156,9 @@ impl Limiter {
         owner: Owner,
         admit: impl FnOnce() -> Result<P, E>,
     ) -> Result<Verdict<'r>, E> {
-        let _ = owner;
         let resolved = self.resolve(rules, request);
-        let mut transaction = Transaction::new(&self.shared, &resolved);
-        transaction.take_local(now);
+        let mut transaction = Transaction::new(&self.shared, &resolved, owner, false);
+        transaction.take_local(request, now);
         let asks = transaction.has_to_ask();
         if !asks && transaction.slot_after(now).is_none() {
             return Ok(transaction.conclude(request, now));
@@ -183,15 +188,16 @@ impl Limiter {
         now: Time,
         owner: Owner,
     ) -> Option<Verdict<'r>> {
-        let _ = owner;
         let resolved = self.resolve(rules, request);
-        let settles =
-            |it: &Resolved<'_>| matches!(it, Resolved::Charged(charge) if charge.settles());
-        if resolved.iter().any(settles) {
+        let settles = |(at, it): (usize, &Resolved<'_>)| match it {
+            Resolved::Charged(charge) => charge.settles(),
+            Resolved::Free | Resolved::Unlimited => self.shared.id_of_end(request, at).is_some(),
+        };
+        if resolved.iter().enumerate().any(settles) {
             return None;
         }
-        let mut transaction = Transaction::new(&self.shared, &resolved);
-        transaction.take_local(now);
+        let mut transaction = Transaction::new(&self.shared, &resolved, owner, false);
+        transaction.take_local(request, now);
         if transaction.has_to_ask() || transaction.slot_after(now).is_some() {
             return None; // to drop it puts back what was taken
         }
@@ -208,10 +214,11 @@ impl Limiter {
         rules: &'r Rules,
         request: &Request<'_>,
         now: Time,
+        owner: Owner,
     ) -> Option<Verdict<'r>> {
         let resolved = self.resolve(rules, request);
-        let mut transaction = Transaction::new(&self.shared, &resolved);
-        transaction.take_local(now);
+        let mut transaction = Transaction::new(&self.shared, &resolved, owner, true);
+        transaction.take_local(request, now);
         if transaction.has_to_ask() {
             for (_, charge) in transaction.short(|charge| !charge.refund) {
                 self.shared.ask_aside(charge, now);
@@ -248,7 +255,7 @@ impl Limiter {
 
     /// Event counters since the process began, and present levels.
     pub fn counts(&self) -> Vec<Count> {
-        let Shared { table, idle, overflows, holds, lease_client, failure_modes, options, .. } =
+        let Shared { table, idle, overflows, starts, lease_client, failure_modes, options, .. } =
             &*self.shared;
         let idle_bytes = idle.lock().capacity() * maintenance::IDLE_BYTES;
         let mut counts = vec![
@@ -260,7 +267,7 @@ impl Limiter {
             (Counter::BufferOverflows, overflows.load(Ordering::Relaxed)),
             (Counter::TokensExpired, buffer::expired()),
         ];
-        counts.extend(holds.counts());
+        counts.extend(starts.counts());
         counts.extend(failure_modes.counts());
         counts.extend(lease_client.counts());
         counts
@@ -584,6 +591,10 @@ impl Charge<'_> {
 /// machine: a quarter of Envoy's default timeout of 20 ms.
 const ANSWER_MARGIN: Duration = Duration::from_millis(5);
 
+/// How long an Envoy that has closed all its connections is waited for, before what its requests hold
+/// is released: a connection that broke is made again within a second.
+pub const START_GRACE: Duration = Duration::from_secs(3);
+
 /// Number of pods that are assumed to share a domain until the store has said how many do. Too
 /// small a number strands tokens, too large a number costs round trips.
 pub const PODS_EXPECTED: u32 = 16;
@@ -606,6 +617,8 @@ pub struct Options {
     pub buffer_bytes_max: usize,
     /// The number of this pod among those that share the store; the pod draws it itself.
     pub pod: u64,
+    /// How long after the last connection of an Envoy was closed by it what it has started is released.
+    pub start_grace: Duration,
     /// Number of pods in each domain until the store says how many there are; values below 1 count
     /// as 1.
     pub pods_expected: u32,
@@ -637,6 +650,7 @@ impl Default for Options {
             wait_max: Duration::from_millis(15),
             buffer_bytes_max: 64 << 20,
             pod: 0,
+            start_grace: START_GRACE,
             pods_expected: PODS_EXPECTED,
             hasher: KeyHasher::new(""),
             modes: Modes::default(),

@@ -133,7 +133,7 @@ impl RateFilter {
         let shown = shown(config, &drafts);
         let _entered = engine.runtime.enter();
         let make = |answer: &Answer<'_>| Outcome::of(answer, &shown);
-        match engine.service.answer_at_once(Transport::Grpc, Owner::UNKNOWN, &request, make) {
+        match engine.service.answer_at_once(Transport::Grpc, Owner::THIS_PROCESS, &request, make) {
             Some(outcome) => {
                 let ends = OwnedRequest::ends_of_slots(&request, &outcome);
                 Decided::Now(outcome, ends)
@@ -278,8 +278,12 @@ impl Engine {
         let settle = async move {
             let request = request.request();
             let transport = Transport::Grpc;
-            let caller =
-                Caller { transport, peer: &engine.peer, patience: None, owner: Owner::UNKNOWN };
+            let caller = Caller {
+                transport,
+                peer: &engine.peer,
+                patience: None,
+                owner: Owner::THIS_PROCESS,
+            };
             let answered = engine.service.answer(&caller, &request, |_| ());
             // An error has been counted, and nobody waits for it.
             let _ = engine.service.catch_panic(transport, answered).await;

@@ -118,7 +118,7 @@ impl Shared {
             transport,
             peer: &self.engine.peer,
             patience: Some(limit),
-            owner: Owner::UNKNOWN,
+            owner: Owner::THIS_PROCESS,
         };
         let make = |answer: &Answer<'_>| Outcome::of(answer, shown);
         let answered = service.answer(&caller, &request, make);

@@ -10,16 +10,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ratelease_engine::buffer::LeasedTokens;
-use ratelease_engine::limiter::holds::{Hold, Holds, LOOK_EVERY, Unspent};
-use ratelease_engine::limiter::{Charge, HeldBy, Resolved, resolve};
+use ratelease_engine::limiter::owners::Owner;
+use ratelease_engine::limiter::starts::{Begun, End, LOOK_EVERY, Settlement, Starts, Unspent};
+use ratelease_engine::limiter::{Charge, Resolved, resolve};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::{Ask, Grant, Return, Slots, StoreError};
 use ratelease_engine::time::Time;
 use ratelease_engine::verdict;
 use ratelease_engine::verdict::{Code, Counted, DecisionSource, Modes, Status, Verdict};
+use ratelease_rules::Rules;
 use ratelease_rules::key::{Key, KeyHasher};
 use ratelease_rules::request::{Few, Request};
-use ratelease_rules::{Rules, UnlessSettled};
 
 /// Decides requests as one server would that asks its store for each request.
 ///
@@ -31,7 +32,7 @@ pub struct ExactLimiter {
     now: Arc<AtomicU64>,
     hasher: KeyHasher,
     modes: Modes,
-    holds: Holds,
+    starts: Starts,
     /// When holds that have ended were last looked for.
     looked_at: Time,
     /// Slots in use of limits on requests at a time, at most as many keys as requests that hold.
@@ -52,7 +53,7 @@ impl ExactLimiter {
             now,
             hasher,
             modes,
-            holds: Holds::default(),
+            starts: Starts::default(),
             looked_at: Time::default(),
             in_use: HashMap::new(),
         }
@@ -162,7 +163,6 @@ impl ExactLimiter {
 
     /// Notes that the request holds what it was granted.
     fn hold(&mut self, charge: &Charge<'_>, grant: &Grant) {
-        let Some(HeldBy { terms, id: Some(id) }) = charge.held else { return };
         let now = self.now();
         let taken = LeasedTokens {
             tokens: grant.tokens,
@@ -170,18 +170,14 @@ impl ExactLimiter {
             starts: Time::default(),
             ends: now,
         };
-        let hold = Hold {
-            key: charge.own,
-            limit: charge.applied.limit,
-            hits: charge.hits,
-            taken,
-            alone: 0,
-            ends: now + terms.lasts(),
-            releases: terms.unless_settled == UnlessSettled::Release,
-            carry_debt: charge.applied.rule.is_some_and(|rule| rule.flags.carry_debt),
-            starts: 1,
-        };
-        if self.holds.take(id, hold).is_some() && !hold.limit.algorithm.has_window() {
+        let (Some(id), Some(hold)) = (charge.hold_id(), charge.hold(taken, 0)) else { return };
+        let is_of_slots = hold.is_of_slots();
+        let first = (hold.key, is_of_slots);
+        let begun = self.starts.begin(id.request, first, Owner::UNKNOWN, false, now);
+        let Begun::Open(start) = begun else { return };
+        let is_held = self.starts.hold(start, id.descriptor, hold);
+        self.starts.conclude(start, now);
+        if is_held && is_of_slots {
             *self.in_use.entry(charge.own).or_default() += grant.tokens;
         }
     }
@@ -191,11 +187,16 @@ impl ExactLimiter {
         // Slots cost nothing: all that the request has come back.
         let hits = if charge.applied.limit.algorithm.has_window() { charge.hits } else { 0 };
         let id = charge.held.and_then(|held| held.id);
-        let settled = id.and_then(|id| self.holds.settle(id, hits));
-        if let Some(settled) = settled {
-            self.give_back(&settled.unspent)?;
-        }
-        let due = settled.map_or(hits, |settled| settled.due);
+        // Requests are decided in the order of the log: no end comes before its start.
+        let settled = id.map(|id| self.starts.settle(id, false, self.now()));
+        let due = match settled {
+            Some(Settlement::Of(hold, _)) => {
+                let (unspent, due) = hold.settled(End::Cost(hits));
+                self.give_back(&unspent)?;
+                due
+            }
+            _ => hits,
+        };
         let grant = self.store.take(&Ask { owed: due, ..self.blank(charge) })?;
         let status = status(charge, false, &grant);
         let counted = status.counted.map(|counted| Counted { hits: due, ..counted });
@@ -209,8 +210,8 @@ impl ExactLimiter {
             return Ok(());
         }
         self.looked_at = now;
-        for part in self.holds.parts() {
-            for unspent in self.holds.expire(part, now).0 {
+        for part in self.starts.parts() {
+            for unspent in self.starts.expire(part, now, |_| None).0 {
                 self.give_back(&unspent)?;
             }
         }

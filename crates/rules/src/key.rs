@@ -15,15 +15,26 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use foldhash::fast::FixedState;
 
+use crate::request::Entry;
+
 /// The name of one count, in local tables and in the store.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key([u8; 16]);
 
-/// The id of a request, together with the key that it charges: 128 bits, whatever its length. Half
-/// of them are of the key, and half a hash of both under a secret of this process, so that no
-/// client can choose an id that stands for another. It has no meaning in another process.
+/// The id of a request: a hash of its text under a secret of this process, so that no client can
+/// choose an id that stands for another. It has no meaning in another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct HoldId(u64, u64);
+pub struct RequestId(u64);
+
+/// What one descriptor of a request holds: the id of the request, and a hash of what the descriptor
+/// names beside the id. The start and the end of a request have the same, whatever the rules are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct HoldId {
+    /// The id of the request.
+    pub request: RequestId,
+    /// A hash of the domain and of the entries but for the id, under the same secret.
+    pub descriptor: u64,
+}
 
 /// Added to the numbers of pools, so that no pool has the key of a share: earlier versions numbered
 /// their shares from 0.
@@ -99,12 +110,30 @@ impl KeyHasher {
         Key::of(&encoding)
     }
 
-    /// Returns what stands for the request of this `id`, as far as it charges `key`.
-    pub fn hold_id(&self, key: Key, id: &str) -> HoldId {
+    /// Returns what stands for the request of this `id`.
+    pub fn request_id(&self, id: &str) -> RequestId {
         let mut hasher = self.ids.build_hasher();
-        hasher.write(&key.0);
         hasher.write(id.as_bytes());
-        HoldId(key.bits(), hasher.finish())
+        RequestId(hasher.finish())
+    }
+
+    /// Returns what stands for a descriptor of these `entries` in `domain`, of which the one at
+    /// `level` has the id of the request; `None` if there is no such entry, or its value is empty.
+    pub fn hold_id(&self, domain: &str, entries: &[Entry<'_>], level: usize) -> Option<HoldId> {
+        let id = entries.get(level).filter(|entry| !entry.value.is_empty())?;
+        let mut hasher = self.ids.build_hasher();
+        let mut part = |text: &str| {
+            hasher.write_usize(text.len()); // so that adjacent parts cannot be confused
+            hasher.write(text.as_bytes());
+        };
+        part(domain);
+        for (at, entry) in entries.iter().enumerate() {
+            part(entry.key);
+            if at != level {
+                part(entry.value);
+            }
+        }
+        Some(HoldId { request: self.request_id(id.value), descriptor: hasher.finish() })
     }
 
     /// Returns the key under which a pod counts requests for which it has no room to keep separate
@@ -123,13 +152,13 @@ impl KeyHasher {
     }
 }
 
-// === impl HoldId ===
+// === impl RequestId ===
 
-impl HoldId {
+impl RequestId {
     /// Returns 64 bits. They are uniform, and no client can choose them.
     #[inline]
     pub fn bits(self) -> u64 {
-        self.1
+        self.0
     }
 }
 
@@ -468,16 +497,29 @@ mod tests {
     }
 
     #[test]
-    fn an_id_stands_for_its_request_at_one_key_alone() {
+    fn holds_of_different_requests_and_descriptors_have_different_ids() {
         let hasher = KeyHasher::new("");
-        let [one, other] = [1, 2].map(Key::for_test);
         let long = "x".repeat(64 << 10);
-        let ids = ["", "a", "b", "ab", &long[1..], &long];
-        let all: HashSet<_> =
-            ids.iter().flat_map(|id| [one, other].map(|key| hasher.hold_id(key, id))).collect();
-        assert_eq!(all.len(), 2 * ids.len());
-        assert_eq!(hasher.hold_id(one, &long), hasher.hold_id(one, &long));
-        assert_ne!(hasher.hold_id(one, "a"), KeyHasher::new("s").hold_id(one, "a"));
+        let of = |domain: &str, pairs: &[(&str, &str)], level: usize| {
+            let entries: Vec<_> = pairs.iter().map(|(key, value)| Entry { key, value }).collect();
+            hasher.hold_id(domain, &entries, level)
+        };
+        let ids = [
+            of("d", &[("user", "a"), ("id", "1")], 1),
+            of("d", &[("user", "a"), ("id", "2")], 1),
+            of("d", &[("user", "b"), ("id", "1")], 1),
+            of("d", &[("user", "ai"), ("d", "1")], 1),
+            of("e", &[("user", "a"), ("id", "1")], 1),
+            of("d", &[("user", "a"), ("id", &long)], 1),
+            of("d", &[("user", "a"), ("id", &long[1..])], 1),
+        ];
+        let all: HashSet<_> = ids.iter().map(|id| id.unwrap()).collect();
+        assert_eq!(all.len(), ids.len());
+        let [first, .., third] = [ids[0], ids[1], ids[2]].map(Option::unwrap);
+        assert_eq!(first.request, third.request, "one request may have several descriptors");
+        assert_eq!(ids[0], of("d", &[("user", "a"), ("id", "1")], 1));
+        assert_eq!(of("d", &[("id", "")], 0), None);
+        assert_eq!(of("d", &[("id", "1")], 1), None);
     }
 
     #[test]

@@ -222,7 +222,7 @@ impl DecisionService {
             if let Err(RequestError::Store(_)) = decided {
                 self.observers.note_unanswered(request, &self.limiter.resolve(rules, request));
             }
-            Ok(make(&self.finish(rules, request, decided?, start)))
+            Ok(make(&self.finish(rules, request, decided?, start, caller.owner)))
         };
         answered.await.inspect_err(|error| self.observers.note_error(error))
     }
@@ -246,7 +246,7 @@ impl DecisionService {
             let rules = rules.as_deref().ok_or_else(|| self.without_rules())?;
             let start = self.now();
             let decided = self.limiter.decide_at_once(rules, request, start, owner);
-            Ok(decided.map(|verdict| make(&self.finish(rules, request, verdict, start))))
+            Ok(decided.map(|verdict| make(&self.finish(rules, request, verdict, start, owner))))
         };
         // What the call shares with others is left usable, as in `catch_panic`.
         match catch_unwind(AssertUnwindSafe(decide)) {
@@ -272,12 +272,13 @@ impl DecisionService {
         request: &Request<'_>,
         verdict: Verdict<'r>,
         start: Time,
+        owner: Owner,
     ) -> Answer<'r> {
         let now = self.now();
         let took = now.since(start);
         self.observers.note(&Decision { request, verdict: &verdict, took, now });
         if let Some(domain) = rules.candidate_of(request.domain) {
-            self.try_candidate(rules, domain, request, now);
+            self.try_candidate(rules, domain, request, now, owner);
         }
         if tracing::enabled!(Level::DEBUG) {
             log_decision(request, &verdict);
@@ -295,10 +296,17 @@ impl DecisionService {
     /// It waits for nothing: a request that lacks tokens here is left out. A panic is counted, and
     /// does no harm to the answer.
     #[cold]
-    fn try_candidate(&self, rules: &Rules, domain: &str, request: &Request<'_>, now: Time) {
+    fn try_candidate(
+        &self,
+        rules: &Rules,
+        domain: &str,
+        request: &Request<'_>,
+        now: Time,
+        owner: Owner,
+    ) {
         let decide = || {
             let request = of_candidate(domain, request);
-            let verdict = self.limiter.decide_aside(rules, &request, now);
+            let verdict = self.limiter.decide_aside(rules, &request, now, owner);
             let took = Duration::ZERO;
             if let Some(verdict) = &verdict {
                 self.observers.note_candidate(&Decision { request: &request, verdict, took, now });

@@ -19,10 +19,10 @@ use crate::buffer::table::{Entry, Link};
 use crate::buffer::{Buffer, Cold, LeaseKind, LeasedTokens, Refill, Take};
 use crate::lease::size::{Demand, LeaseSize};
 use crate::lease::{LeaseClient, QUEUE_MAX, Reply};
-use crate::limiter::holds::Unspent;
 use crate::limiter::lease_policy::{LeasePolicy, MISSES_MAX, Scarcity, unwanted};
 use crate::limiter::pod_counts::PodCounts;
 use crate::limiter::resolve::{Charge, failure_mode_of};
+use crate::limiter::starts::Unspent;
 use crate::limiter::{KeyView, RoundTrips};
 use crate::rng::{fraction, mixed};
 use crate::store::{Ask, Deposit, Grant, Purpose, Return, StoreError};
@@ -293,6 +293,11 @@ impl KeyState {
             resets_after: self.buffer.reset_after(now),
             denies: self.buffer.is_known_empty(now),
         }
+    }
+
+    /// The limit of its tokens, and its rule; `None` for an override.
+    pub(super) fn bound_to(&self) -> (Limit, Option<Arc<Rule>>) {
+        (self.limit(), self.rule.clone())
     }
 
     /// The domain of the key's rule; `None` for an override.
@@ -1921,7 +1926,7 @@ impl KeyState {
     }
 
     /// Forgets what is known of the count, and the tokens that were leased from it, since an operator
-    /// has reset it. Slots in use stay, and are stated again; costs that are owed stay too.
+    /// has reset it. Slots that are still in use are stated again; costs that are owed stay too.
     pub(super) fn forget_count(&mut self) {
         self.buffer.forget();
         self.flags.note_miss(false);

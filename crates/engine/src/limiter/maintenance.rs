@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::mem::size_of;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ratelease_rules::key::Key;
@@ -12,8 +13,8 @@ use crate::buffer::table::Entry;
 use crate::time::Time;
 
 use super::{Limiter, Shared};
-use crate::limiter::holds::{LOOK_EVERY, Unspent};
 use crate::limiter::key::{KeyState, Visit};
+use crate::limiter::starts::{LOOK_EVERY, Unspent};
 
 /// The shortest time between two checks of keys that may be idle. Keys that become due within it
 /// are checked together.
@@ -50,25 +51,39 @@ impl Limiter {
         );
     }
 
-    /// Ends the holds that nothing has settled in time, at most a second late; never returns. Sleeps
-    /// while nothing is held.
+    /// Ends the starts whose end has not come in time, or whose Envoy is gone, at most a second late;
+    /// never returns. Sleeps while there are none.
     pub async fn run_holds(&self) {
-        let Shared { holds, held, clock, .. } = &*self.shared;
+        let Shared { held, clock, looks_at_starts, .. } = &*self.shared;
         loop {
+            looks_at_starts.store(true, Ordering::Release);
             tokio::time::sleep_until(clock.next_multiple(LOOK_EVERY)).await;
-            let mut are_held = false;
-            for part in holds.parts() {
-                let (unspent, more) = holds.expire(part, clock.now());
-                are_held |= more;
-                if !unspent.is_empty() {
-                    self.shared.release(unspent);
-                    tokio::task::yield_now().await;
-                }
+            if self.end_starts().await {
+                continue;
             }
-            if !are_held {
+            looks_at_starts.store(false, Ordering::Release);
+            // One that came since the last look has seen the flag up.
+            if !self.end_starts().await {
                 held.notified().await;
             }
         }
+    }
+
+    /// Ends the starts that are over. Returns whether there are others.
+    async fn end_starts(&self) -> bool {
+        let Shared { starts, owners, clock, options, .. } = &*self.shared;
+        let now = clock.now();
+        let present = owners.present(options.start_grace, now);
+        let mut are_any = false;
+        for part in starts.parts() {
+            let (unspent, more) = starts.expire(part, now, |start| present.cause(start, now));
+            are_any |= more;
+            if !unspent.is_empty() {
+                self.shared.release(unspent);
+                tokio::task::yield_now().await;
+            }
+        }
+        are_any
     }
 
     /// Evicts expired keys with each round of heartbeats; never returns.

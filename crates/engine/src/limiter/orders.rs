@@ -171,7 +171,7 @@ impl Limiter {
 }
 
 impl Shared {
-    fn follow_order(&self, store: usize, ordered: Ordered) {
+    pub(super) fn follow_order(&self, store: usize, ordered: Ordered) {
         let now = self.clock.now();
         match ordered {
             Ordered::Blocked(keys) => self.orders.block_only(store, &keys, now),
@@ -190,7 +190,11 @@ impl Shared {
             Ordered::Now(key, Order::Reset) => {
                 // First, for replies that come meanwhile.
                 self.orders.note_reset(key, now);
-                self.table.with_existing(key, |state| state.forget_count());
+                let slots = self.starts.forget_key(key);
+                self.table.with_existing(key, |state| {
+                    state.end_use(slots);
+                    state.forget_count();
+                });
                 info!(%key, "the count of a key is reset by order");
             }
         }

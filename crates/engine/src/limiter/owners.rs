@@ -1,16 +1,37 @@
-//! The Envoys that own what their requests have started: by their connections, and by the name that
-//! they have in their access logs.
+//! The Envoys that own what their requests have started: by their connections, and by the `node.id`
+//! in their access logs. Pure: `now` is an argument.
+//!
+//! An owner is all connections of one origin, from the first one until none is open. When the last
+//! one was closed by its client, that Envoy is gone, unless something proves within the grace that it
+//! lives: an end or a sign of life of a request that it started. A connection that comes back is no
+//! proof, since a new Envoy may have made it: it belongs to a new owner. A connection that this
+//! process closed proves nothing either way, so its owner stays.
 
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use super::Limiter;
+use foldhash::quality::RandomState;
+use parking_lot::Mutex;
+use ratelease_rules::key::RequestId;
+
+use super::starts::{Cause, Silence, StartView};
+use crate::time::Time;
+
+/// The largest number of owners, and of nodes, that are known at a time. What a further one starts
+/// lives until its end, or for the time of its rule.
+const KNOWN_MAX: usize = 4096;
+
+/// The longest `node.id` that is told from another: what follows is left out.
+const NODE_ID_BYTES_MAX: usize = 256;
 
 /// The Envoy that a call came from, as far as its connections tell: a number of this process.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner(u32);
 
 /// An Envoy that sends its access log, by the `node.id` of its bootstrap: a number of this process.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Node(u32);
 
 /// Where a connection comes from.
@@ -33,52 +54,322 @@ pub enum ClosedBy {
 
 /// Names a start, so that it can be undone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct StartId(u64, u32);
+pub struct StartId {
+    /// The request that it is of.
+    pub(super) request: RequestId,
+    /// Its number.
+    pub(super) number: u32,
+}
+
+/// The owners and nodes that are known.
+#[derive(Debug, Default)]
+pub(super) struct Owners {
+    known: Mutex<Known>,
+    /// Number of owners that may be gone: while it is 0, no lock is taken for a proof.
+    may_be_gone: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The present owner of each origin.
+    owners: HashMap<Origin, Owner, RandomState>,
+    states: HashMap<Owner, Presence, RandomState>,
+    nodes: HashMap<Box<str>, Node, RandomState>,
+    logs: HashMap<Node, Presence, RandomState>,
+    last_owner: u32,
+    last_node: u32,
+}
+
+/// Whether an Envoy is there.
+#[derive(Debug, Clone, Copy, Default)]
+struct Presence {
+    /// Connections, or streams of its log, that are open.
+    open: u32,
+    /// When the last one was closed by the client.
+    left: Option<Time>,
+    /// When one was last opened or closed.
+    changed: Time,
+    /// When its log last sent anything.
+    heard: Time,
+}
+
+/// The owners and nodes that are there.
+#[derive(Debug, Default)]
+pub(super) struct Present {
+    /// Those that are not gone.
+    owners: HashSet<Owner, RandomState>,
+    /// Nodes that have a log open, and when it last sent anything.
+    logs: HashMap<Node, Time, RandomState>,
+}
+
+// === impl Owner ===
 
 impl Owner {
     /// Nobody is known to have asked: what starts lives until its end, or for its time.
     pub const UNKNOWN: Self = Self(0);
+
+    /// The Envoy that this process is.
+    pub const THIS_PROCESS: Self = Self(u32::MAX);
+
+    /// Whether it sends an end for a start that was denied, as Envoy's filter does.
+    pub(super) fn ends_what_was_denied(self) -> bool {
+        self != Self::UNKNOWN
+    }
 }
 
-impl Limiter {
-    /// Notes that a connection from `origin` is open; returns who owns what its calls start.
-    pub fn connect(&self, origin: Origin) -> Owner {
-        let _ = origin;
-        Owner::UNKNOWN
+// === impl Owners ===
+
+impl Owners {
+    /// Notes that a connection from `origin` is open. Returns its owner.
+    pub(super) fn connect(&self, origin: Origin, now: Time) -> Owner {
+        let mut known = self.known.lock();
+        if let Some(owner) = known.owners.get(&origin).copied()
+            && let Some(state) = known.states.get_mut(&owner)
+            && state.left.is_none()
+        {
+            (state.open, state.changed) = (state.open + 1, now);
+            return owner;
+        }
+        if known.states.len() >= KNOWN_MAX {
+            return Owner::UNKNOWN;
+        }
+        known.last_owner = known.last_owner.wrapping_add(1).max(1);
+        let owner = Owner(known.last_owner);
+        known.owners.insert(origin, owner);
+        known.states.insert(owner, Presence { open: 1, changed: now, ..Presence::default() });
+        owner
     }
 
     /// Notes that a connection of `owner` is closed.
-    pub fn disconnect(&self, owner: Owner, by: ClosedBy) {
-        let _ = (owner, by);
+    pub(super) fn disconnect(&self, owner: Owner, by: ClosedBy, now: Time) {
+        let mut known = self.known.lock();
+        let left = known.states.get_mut(&owner).is_some_and(|state| state.close(by, now));
+        self.may_be_gone.fetch_add(usize::from(left), Ordering::Relaxed);
     }
 
-    /// Notes that the Envoy of this `node.id` has a stream of its access log open.
-    pub fn connect_node(&self, id: &str) -> Node {
-        let _ = id;
-        Node(0)
+    /// Notes that the Envoy of this `node.id` has a stream of its log open.
+    pub(super) fn connect_node(&self, id: &str, now: Time) -> Node {
+        let mut end = id.len().min(NODE_ID_BYTES_MAX);
+        while !id.is_char_boundary(end) {
+            end -= 1;
+        }
+        let id = id.get(..end).unwrap_or_default();
+        let mut known = self.known.lock();
+        let node = match known.nodes.get(id) {
+            Some(node) => *node,
+            None if known.nodes.len() >= KNOWN_MAX => return Node::default(),
+            None => {
+                known.last_node = known.last_node.wrapping_add(1).max(1);
+                let node = Node(known.last_node);
+                known.nodes.insert(id.into(), node);
+                node
+            }
+        };
+        let state = known.logs.entry(node).or_default();
+        (state.open, state.left) = (state.open + 1, None);
+        (state.changed, state.heard) = (now, now);
+        node
     }
 
-    /// Notes that a stream of the access log of `node` is closed.
-    pub fn disconnect_node(&self, node: Node, by: ClosedBy) {
-        let _ = (node, by);
+    /// Notes that a stream of the log of `node` is closed.
+    pub(super) fn disconnect_node(&self, node: Node, by: ClosedBy, now: Time) {
+        let mut known = self.known.lock();
+        if let Some(state) = known.logs.get_mut(&node) {
+            state.close(by, now);
+        }
     }
 
-    /// Ends the request of this id, which has cost `cost` hits; `None` if that is not known. Returns
-    /// whether a start of it is open. The end of an unknown one is remembered for some seconds, since
-    /// it may come before its start.
-    pub fn end_start(&self, id: &str, cost: Option<u64>, node: Node) -> bool {
-        let _ = (id, cost, node);
-        false
+    /// Notes that the log of `node` has sent something.
+    pub(super) fn hear(&self, node: Node, now: Time) {
+        if let Some(state) = self.known.lock().logs.get_mut(&node) {
+            state.heard = now;
+        }
     }
 
-    /// Notes that the request of this id runs. Returns whether a start of it is open.
-    pub fn note_alive(&self, id: &str, node: Node) -> bool {
-        let _ = (id, node);
-        false
+    /// Whether any Envoy sends its log.
+    pub(super) fn has_nodes(&self) -> bool {
+        !self.known.lock().nodes.is_empty()
     }
 
-    /// Undoes a start whose answer has not reached its Envoy: all that it holds goes back.
-    pub fn undo_start(&self, start: StartId) {
-        let _ = start;
+    /// Notes a proof that `owner` lives: an end, or a sign of life, of a request that it started.
+    pub(super) fn prove(&self, owner: Owner) {
+        if self.may_be_gone.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut known = self.known.lock();
+        if let Some(state) = known.states.get_mut(&owner)
+            && state.left.take().is_some()
+        {
+            self.may_be_gone.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Which of them are there: all but those that are gone for `grace`, which are forgotten.
+    pub(super) fn present(&self, grace: Duration, now: Time) -> Present {
+        let mut known = self.known.lock();
+        let Known { owners, states, nodes, logs, .. } = &mut *known;
+        states.retain(|_, state| {
+            let is_gone = state.is_gone(grace, now);
+            self.may_be_gone.fetch_sub(usize::from(is_gone), Ordering::Relaxed);
+            !is_gone && !state.is_idle(FORGOTTEN_AFTER, now)
+        });
+        owners.retain(|_, owner| states.contains_key(owner));
+        logs.retain(|_, state| !state.is_idle(FORGOTTEN_AFTER, now));
+        nodes.retain(|_, node| logs.contains_key(node));
+        let open = logs.iter().filter(|(_, state)| state.open > 0);
+        Present {
+            owners: states.keys().copied().collect(),
+            logs: open.map(|(node, state)| (*node, state.heard)).collect(),
+        }
+    }
+}
+
+/// How long an owner or a node without any connection is remembered: as long as the longest time of
+/// a rule, after which nothing that it started is left.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(24 * 3_600);
+
+// === impl Presence ===
+
+impl Presence {
+    /// Notes that one is closed. Returns whether the client may be gone since then.
+    fn close(&mut self, by: ClosedBy, now: Time) -> bool {
+        (self.open, self.changed) = (self.open.saturating_sub(1), now);
+        let left = self.open == 0 && by == ClosedBy::Client && self.left.is_none();
+        if left {
+            self.left = Some(now);
+        }
+        left
+    }
+
+    fn is_gone(&self, grace: Duration, now: Time) -> bool {
+        self.open == 0 && self.left.is_some_and(|left| now.since(left) >= grace)
+    }
+
+    fn is_idle(&self, lasts: Duration, now: Time) -> bool {
+        self.open == 0 && now.since(self.changed) >= lasts
+    }
+}
+
+// === impl Present ===
+
+impl Present {
+    /// Whether a start is over although its end has not come: its Envoy is gone, or its signs of life
+    /// have stopped while the log sends others, or is gone itself.
+    pub(super) fn cause(&self, start: &StartView, now: Time) -> Option<Cause> {
+        let heard = start.node.and_then(|node| self.logs.get(&node));
+        let is_owned = matches!(start.owner, Owner::UNKNOWN | Owner::THIS_PROCESS)
+            || self.owners.contains(&start.owner);
+        if !is_owned && heard.is_none() {
+            return Some(Cause::OwnerGone);
+        }
+        let is_silent = start.silence.is_some_and(|Silence { sign_due, over }| {
+            over <= now && heard.is_none_or(|heard| *heard >= sign_due)
+        });
+        is_silent.then_some(Cause::Silent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRACE: Duration = Duration::from_secs(3);
+
+    fn at(millis: u64) -> Time {
+        Time::from_nanos(millis * 1_000_000)
+    }
+
+    fn loopback() -> Origin {
+        Origin::Address(IpAddr::from([127, 0, 0, 1]))
+    }
+
+    fn of(owner: Owner) -> StartView {
+        StartView { owner, node: None, silence: None }
+    }
+
+    fn is_gone(owners: &Owners, owner: Owner, now: Time) -> bool {
+        owners.present(GRACE, now).cause(&of(owner), now) == Some(Cause::OwnerGone)
+    }
+
+    #[test]
+    fn an_owner_is_gone_a_grace_after_its_client_closed_the_last_connection() {
+        let owners = Owners::default();
+        let owner = owners.connect(loopback(), at(0));
+        assert_eq!(owners.connect(loopback(), at(0)), owner, "of whatever port");
+        owners.disconnect(owner, ClosedBy::Client, at(0));
+        assert!(!is_gone(&owners, owner, at(60_000)), "one is open");
+        owners.disconnect(owner, ClosedBy::Client, at(60_000));
+        assert!(!is_gone(&owners, owner, at(62_999)));
+        assert!(is_gone(&owners, owner, at(63_000)));
+    }
+
+    #[test]
+    fn an_envoy_that_comes_back_at_once_is_another_owner() {
+        let owners = Owners::default();
+        let before = owners.connect(loopback(), at(0));
+        owners.disconnect(before, ClosedBy::Client, at(0));
+        let after = owners.connect(loopback(), at(0));
+        assert_ne!(before, after);
+        assert!(is_gone(&owners, before, at(3_000)));
+        assert!(!is_gone(&owners, after, at(9_000)));
+    }
+
+    #[test]
+    fn an_end_proves_that_an_owner_without_connections_lives() {
+        let owners = Owners::default();
+        let owner = owners.connect(loopback(), at(0));
+        owners.disconnect(owner, ClosedBy::Client, at(0));
+        owners.prove(owner);
+        assert!(!is_gone(&owners, owner, at(9_000)));
+        assert_eq!(owners.connect(loopback(), at(0)), owner, "it has connected again");
+    }
+
+    #[test]
+    fn a_connection_that_this_process_closed_proves_nothing() {
+        let owners = Owners::default();
+        let owner = owners.connect(Origin::Socket, at(0));
+        owners.disconnect(owner, ClosedBy::Server, at(0));
+        assert!(!is_gone(&owners, owner, at(9_000)));
+        assert_eq!(owners.connect(Origin::Socket, at(0)), owner);
+        assert_ne!(owners.connect(loopback(), at(0)), owner, "of another origin");
+    }
+
+    #[test]
+    fn a_start_is_silent_once_signs_of_others_came_without_its_own() {
+        let owners = Owners::default();
+        let node = owners.connect_node("envoy", at(0));
+        let owner = owners.connect(loopback(), at(0));
+        let silence = Some(Silence { sign_due: at(30_000), over: at(41_000) });
+        let start = StartView { owner, node: Some(node), silence };
+        let cause = |now| owners.present(GRACE, now).cause(&start, now);
+        owners.hear(node, at(29_999));
+        assert_eq!(cause(at(60_000)), None, "nothing was heard of others");
+        owners.hear(node, at(30_000));
+        assert_eq!(cause(at(40_000)), None);
+        assert_eq!(cause(at(41_000)), Some(Cause::Silent));
+    }
+
+    #[test]
+    fn a_log_that_is_open_keeps_the_starts_of_an_owner_without_connections() {
+        let owners = Owners::default();
+        let node = owners.connect_node("envoy", at(0));
+        let owner = owners.connect(Origin::Socket, at(0));
+        let start = StartView { node: Some(node), ..of(owner) };
+        owners.disconnect(owner, ClosedBy::Client, at(0));
+        assert_eq!(owners.present(GRACE, at(3_000)).cause(&start, at(3_000)), None);
+        owners.disconnect_node(node, ClosedBy::Client, at(3_000));
+        let cause = owners.present(GRACE, at(3_000)).cause(&start, at(3_000));
+        assert_eq!(cause, Some(Cause::OwnerGone));
+    }
+
+    #[test]
+    fn owners_and_nodes_are_bounded() {
+        let owners = Owners::default();
+        for n in 0..2 * u32::try_from(KNOWN_MAX).unwrap() {
+            owners.connect(Origin::Address(IpAddr::from(n.to_be_bytes())), at(0));
+            owners.connect_node(&n.to_string(), at(0));
+        }
+        let known = owners.known.lock();
+        assert_eq!((known.states.len(), known.nodes.len()), (KNOWN_MAX, KNOWN_MAX));
     }
 }

@@ -6,8 +6,12 @@ use std::sync::{Arc, OnceLock};
 use foldhash::fast::RandomState;
 use ratelease_rules::key::{HoldId, Key, KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Few, Request};
-use ratelease_rules::{Allowance, Charged, FailureMode, Hold, Limit, Lookup, Rule, Rules};
+use ratelease_rules::{
+    Allowance, Charged, FailureMode, Hold, Limit, Lookup, Rule, Rules, UnlessSettled,
+};
 
+use super::starts;
+use crate::buffer::LeasedTokens;
 use crate::store::Ask;
 use crate::verdict::AppliedLimit;
 
@@ -184,8 +188,7 @@ impl<'r> Charge<'r> {
         let of = |hasher: &KeyHasher| hasher.key(request.domain, limit.identity(), parts.clone());
         let (own, previous) = (of(hasher), hasher.previous().map(of));
         let id = |terms: &Hold| {
-            let entry = charged.entries.get(usize::from(terms.level))?;
-            (!entry.value.is_empty()).then(|| hasher.hold_id(own, entry.value))
+            hasher.hold_id(request.domain, charged.entries, usize::from(terms.level))
         };
         // Slots come back when their request ends, and only then.
         let of_slots = !limit.algorithm.has_window();
@@ -202,6 +205,19 @@ impl<'r> Charge<'r> {
             marked: charged.settles && limit.algorithm.takes_settlements(),
             held: terms.filter(|_| !descriptor.refund).map(|terms| HeldBy { terms, id: id(terms) }),
         }
+    }
+
+    /// A cost of `hits` of a request that has ended, to what it was charged to at its start.
+    pub(super) fn of_end(
+        own: Key,
+        previous: Option<Key>,
+        domain: Box<str>,
+        applied: AppliedLimit<'r>,
+        hits: u64,
+    ) -> Self {
+        let overflow = OnceLock::new();
+        let (refund, marked, held) = (false, true, None);
+        Self { own, previous, overflow, domain, applied, hits, refund, marked, held }
     }
 
     /// The key whose tokens the charge takes.
@@ -237,6 +253,31 @@ impl<'r> Charge<'r> {
     /// Whether the charge takes slots, which its end gives back.
     pub(super) fn is_of_slots(&self) -> bool {
         !self.applied.limit.algorithm.has_window()
+    }
+
+    /// The id under which it holds what it takes, if it holds anything.
+    pub fn hold_id(&self) -> Option<HoldId> {
+        self.held.filter(|_| self.holds())?.id
+    }
+
+    /// What it holds of its key: the tokens `taken` have paid for it, and `alone` of its hits this pod
+    /// has admitted by itself. `None` if it holds nothing.
+    pub fn hold(&self, taken: LeasedTokens, alone: u64) -> Option<starts::Hold> {
+        let HeldBy { terms, .. } = self.held.filter(|_| self.holds())?;
+        let AppliedLimit { limit, rule } = self.applied;
+        let (previous, domain) = (self.previous_key(), self.domain.clone());
+        let is_rare = previous.is_some() || !domain.is_empty();
+        Some(starts::Hold {
+            key: self.key(),
+            limit,
+            hits: self.hits,
+            taken,
+            alone,
+            lasts: terms.lasts(),
+            releases: terms.unless_settled == UnlessSettled::Release,
+            rule: rule.cloned(),
+            rare: is_rare.then(|| Box::new(starts::Rare { previous, domain })),
+        })
     }
 
     /// Whether what the charge takes is held until a settlement says what it has cost.

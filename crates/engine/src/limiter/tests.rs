@@ -18,6 +18,7 @@ mod bursts;
 mod calendar;
 mod costs_and_slots;
 mod demand;
+mod ends;
 mod failure_mode;
 mod heartbeats;
 mod holds;

@@ -8,12 +8,13 @@
 
 use ratelease_rules::key::Key;
 use ratelease_rules::request::{Few, Request};
-use ratelease_rules::{FailureMode, Limit, UnlessSettled};
+use ratelease_rules::{FailureMode, Limit};
 use tokio::time::timeout_at;
 
-use super::holds::{Hold, Unspent};
 use super::key::{Attempt, KeyState, ReplyReceiver, Visit, answered};
 use super::lease_policy::LeasePolicy;
+use super::owners::{Owner, StartId};
+use super::starts::{End, Held, Hold};
 use super::{Charge, HeldBy, Resolved, Shared};
 use crate::buffer::table::TableFull;
 use crate::buffer::{LeasedTokens, Take};
@@ -40,12 +41,36 @@ pub(super) struct Transaction<'a, 'r> {
     covered: Few<(usize, u64)>,
     /// A refund has been queued, so the request stands whatever happens to it now.
     stands: bool,
+    /// Its failure mode answers with an error, which its caller may take for a pass.
+    failed: bool,
+    starts: Begun,
+}
+
+/// What a request has entered in the table of starts.
+struct Begun {
+    /// Who asked.
+    owner: Owner,
+    /// It is a candidate's.
+    is_aside: bool,
+    /// It was entered, or is not to be entered any more.
+    is_entered: bool,
+    /// One start for each id.
+    starts: Few<StartId>,
+    /// The descriptors that hold something.
+    held: Few<usize>,
 }
 
 // === impl Transaction ===
 
 impl<'a, 'r> Transaction<'a, 'r> {
-    pub(super) fn new(shared: &'a Shared, resolved: &'a [Resolved<'r>]) -> Self {
+    /// A transaction of a request that `owner` has sent, or, if it `is_aside`, of a candidate's rules.
+    pub(super) fn new(
+        shared: &'a Shared,
+        resolved: &'a [Resolved<'r>],
+        owner: Owner,
+        is_aside: bool,
+    ) -> Self {
+        let (starts, held) = (Few::new(), Few::new());
         Self {
             shared,
             resolved,
@@ -56,19 +81,22 @@ impl<'a, 'r> Transaction<'a, 'r> {
             settled: false,
             covered: Few::new(),
             stands: false,
+            failed: false,
+            starts: Begun { owner, is_aside, is_entered: false, starts, held },
         }
     }
 
     /// Charges every descriptor from the tokens held here, as far as they go, and previews the
     /// effect of refunds on their keys.
-    pub(super) fn take_local(&mut self, now: Time) {
+    pub(super) fn take_local(&mut self, request: &Request<'_>, now: Time) {
         for (at, resolved) in self.resolved.iter().enumerate() {
             let Resolved::Charged(charge) = resolved else {
+                self.shared.end_without_rule(request, at, now);
                 self.attempts.push(None);
                 continue;
             };
             self.is_plain &= charge.is_plain();
-            let attempt = match self.settle_hold(at, charge, now) {
+            let attempt = match self.settle_hold(request, at, charge, now) {
                 Some(attempt) => Ok(attempt),
                 None => self.shared.attempt(charge, now),
             };
@@ -85,11 +113,21 @@ impl<'a, 'r> Transaction<'a, 'r> {
 
     /// Ends what the request of a settlement holds. Returns the state of the key, if what was not
     /// used went back to it.
-    fn settle_hold(&mut self, at: usize, charge: &Charge<'_>, now: Time) -> Option<Attempt> {
-        if charge.held.is_none() || !charge.settles() {
+    fn settle_hold(
+        &mut self,
+        request: &Request<'_>,
+        at: usize,
+        charge: &Charge<'_>,
+        now: Time,
+    ) -> Option<Attempt> {
+        if !charge.settles() {
             return None;
         }
-        let (due, attempt) = self.shared.settle_hold(charge, now);
+        let id = match charge.held {
+            Some(HeldBy { id, .. }) => Some(id),
+            None => self.shared.id_of_end(request, at).map(Some),
+        };
+        let (due, attempt) = self.shared.settle_hold(charge, id?, !self.starts.is_aside, now);
         self.covered.push((at, charge.hits - due));
         attempt
     }
@@ -115,6 +153,9 @@ impl<'a, 'r> Transaction<'a, 'r> {
         now: Time,
         deadline: Time,
     ) -> Result<(), StoreError> {
+        if !self.begin(now) {
+            return Ok(());
+        }
         let charges = self.short(|charge| !charge.refund);
         let mut failed = self.enter(charges, now, deadline).await;
         if failed.is_none() && !self.is_denied() {
@@ -122,8 +163,40 @@ impl<'a, 'r> Transaction<'a, 'r> {
             failed = self.enter(refunds, now, deadline).await;
         }
         match failed {
-            Some(error) if !self.is_denied() => Err(error),
+            Some(error) if !self.is_denied() => {
+                self.failed = true;
+                Err(error)
+            }
             _ => Ok(()),
+        }
+    }
+
+    /// Enters the request in the table of starts, unless it is there. Returns false if its end has come
+    /// before it: then it takes nothing, and its cost is charged.
+    fn begin(&mut self, now: Time) -> bool {
+        if self.is_plain || std::mem::replace(&mut self.starts.is_entered, true) {
+            return true;
+        }
+        let Begun { owner, is_aside, .. } = self.starts;
+        match self.shared.begin_starts(self.resolved, owner, is_aside, now) {
+            Ok(starts) => self.starts.starts = starts,
+            Err(end) => {
+                self.refuse_ended(end, now);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Denies the charges of a request that has ended: nobody waits for its answer.
+    fn refuse_ended(&mut self, end: End, now: Time) {
+        for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
+            let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
+            if charge.hold_id().is_some() {
+                self.shared.undo(charge, attempt);
+                *attempt = Attempt::shed(charge);
+                self.shared.charge_end(charge, end, now);
+            }
         }
     }
 
@@ -139,7 +212,10 @@ impl<'a, 'r> Transaction<'a, 'r> {
         let modes = self.shared.options.modes;
         self.settle(now);
         let mut verdict = Verdict::new(request, self.statuses(), modes);
-        if verdict.code != Code::OverLimit && !self.is_plain && !self.hold_slots(now) {
+        if verdict.code != Code::OverLimit
+            && !self.is_plain
+            && !(self.begin(now) && self.hold_slots())
+        {
             verdict = Verdict::new(request, self.statuses(), modes);
         }
         if verdict.code == Code::OverLimit {
@@ -148,24 +224,111 @@ impl<'a, 'r> Transaction<'a, 'r> {
             verdict = Verdict::new(request, self.statuses(), modes);
         } else {
             self.apply_refunds(now);
-            self.spend(now);
+            self.spend();
+        }
+        if !self.is_plain {
+            verdict.started = self.conclude_starts(verdict.code != Code::OverLimit, now);
         }
         self.attempts.clear(); // what is still held is spent
         verdict
     }
 
+    /// Notes in the table of starts that the request passes or not. Returns the start that is open from
+    /// now on.
+    fn conclude_starts(&mut self, passes: bool, now: Time) -> Option<StartId> {
+        let mut open: Option<(StartId, StartId)> = None; // the first, and the last
+        for start in std::mem::take(&mut self.starts.starts) {
+            let ended = match passes {
+                true => self.shared.starts.conclude(start, now),
+                false => self.shared.starts.forget(start).and_then(|(_, end)| {
+                    Some((self.blank_holds(start), end?)) // what was taken has been put back
+                }),
+            };
+            match ended {
+                Some((held, end)) => self.shared.end_holds(&held, end, now),
+                None if passes => {
+                    let (first, last) = open.unwrap_or((start, start));
+                    self.shared.starts.link(last, start);
+                    open = Some((first, start));
+                }
+                None => {}
+            }
+        }
+        self.note_unheld(now);
+        open.map(|(first, _)| first).filter(|_| !self.starts.held.is_empty())
+    }
+
+    /// Notes that nothing is held for the descriptors whose end is to come all the same.
+    fn note_unheld(&self, now: Time) {
+        let Begun { owner, is_aside, .. } = self.starts;
+        if is_aside || !owner.ends_what_was_denied() {
+            return;
+        }
+        for (at, resolved) in self.resolved.iter().enumerate() {
+            if let Some(id) = resolved.hold_id().filter(|_| !self.starts.held.contains(&at)) {
+                self.shared.starts.note_denied(id, now);
+                self.shared.look_at_starts();
+            }
+        }
+    }
+
+    /// What a start holds of which nothing was taken: its cost alone is to be charged.
+    fn blank_holds(&self, start: StartId) -> Held {
+        let charges = self.resolved.iter().filter_map(|resolved| match resolved {
+            Resolved::Charged(charge) => Some(charge),
+            Resolved::Free | Resolved::Unlimited => None,
+        });
+        let of_start = charges.filter_map(|charge| {
+            let id = charge.hold_id().filter(|id| id.request == start.request)?;
+            Some((id.descriptor, Hold { hits: 0, ..charge.hold(LeasedTokens::default(), 0)? }))
+        });
+        of_start.collect()
+    }
+
+    /// Removes the request from the table of starts: its caller gets no answer, and may let it pass all
+    /// the same.
+    fn abandon_starts(&mut self, now: Time) {
+        for start in std::mem::take(&mut self.starts.starts) {
+            let Some((_, ended)) = self.shared.starts.forget(start) else { continue };
+            let held = self.blank_holds(start);
+            match ended {
+                Some(end) => self.shared.end_holds(&held, end, now),
+                None => self.shared.keep_unanswered(start, &held, now),
+            }
+        }
+        if self.failed {
+            self.note_unheld(now);
+        }
+    }
+
+    /// Notes that the request holds what the charge `at` has taken. Returns whether it does; if not,
+    /// slots have been put back.
+    fn note_hold(
+        &mut self,
+        at: usize,
+        charge: &Charge<'_>,
+        taken: LeasedTokens,
+        alone: u64,
+    ) -> bool {
+        let is_held = self.shared.hold(&self.starts.starts, charge, taken, alone);
+        if is_held {
+            self.starts.held.push(at);
+        }
+        is_held
+    }
+
     /// Spends what was taken: what the request holds is noted, and what failure modes admitted is
     /// owed.
-    fn spend(&mut self, now: Time) {
-        self.hold(now);
-        for Debt { charge, can_pay, owed_until, .. } in self.debts.drain(..) {
+    fn spend(&mut self) {
+        self.hold();
+        for Debt { at, charge, can_pay, owed_until } in std::mem::take(&mut self.debts) {
             let is_local = charge.failure_mode() == FailureMode::Local;
             if !is_local {
                 // Only what `local` admitted is denied because the key is used up.
                 let _ = self.shared.note_debt(charge, can_pay);
             }
             let alone = if is_local && owed_until.is_none() { charge.hits } else { 0 };
-            self.shared.hold(charge, LeasedTokens::default(), alone, now);
+            self.note_hold(at, charge, LeasedTokens::default(), alone);
         }
     }
 
@@ -194,44 +357,41 @@ impl<'a, 'r> Transaction<'a, 'r> {
 
     /// Notes the slots that the request has from now on. One that cannot be noted could never come
     /// back, so its charge is denied. Returns whether all were noted.
-    fn hold_slots(&mut self, now: Time) -> bool {
-        let mut noted = Few::<(&Charge<'_>, LeasedTokens)>::new();
+    fn hold_slots(&mut self) -> bool {
         let mut are_all = true;
-        for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
-            let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
+        for (at, resolved) in self.resolved.iter().enumerate() {
+            let (Resolved::Charged(charge), Some(attempt)) = (resolved, self.attempts[at]) else {
+                continue;
+            };
             let tokens = attempt.taken();
             if !charge.is_of_slots() || tokens.tokens == 0 {
                 continue;
             }
-            if self.shared.hold(charge, tokens, 0, now) {
-                noted.push((charge, tokens));
-            } else {
-                *attempt = Attempt::shed(charge);
+            if !self.note_hold(at, charge, tokens, 0) {
+                self.attempts[at] = Some(Attempt::shed(charge));
                 are_all = false;
             }
         }
         if !are_all && self.is_denied() {
-            for (charge, tokens) in noted {
-                self.shared.forget_start(charge, tokens);
-            }
+            self.starts.held.clear();
         }
         are_all
     }
 
     /// Notes what the request holds from now on, of the charges that tokens paid for, besides
     /// slots.
-    fn hold(&self, now: Time) {
+    fn hold(&mut self) {
         if self.is_plain {
             return;
         }
-        for (resolved, attempt) in self.resolved.iter().zip(&self.attempts) {
-            if let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt)
+        for (at, resolved) in self.resolved.iter().enumerate() {
+            if let (Resolved::Charged(charge), Some(attempt)) = (resolved, self.attempts[at])
                 && charge.holds()
                 && !charge.is_of_slots()
                 && matches!(attempt.take, Take::Taken(_))
                 && (!attempt.is_admitted_by_failure_mode() || attempt.taken().tokens > 0)
             {
-                self.shared.hold(charge, attempt.taken(), 0, now);
+                self.note_hold(at, charge, attempt.taken(), 0);
             }
         }
     }
@@ -403,11 +563,13 @@ impl Drop for Transaction<'_, '_> {
         let now = self.shared.clock.now();
         self.settle(now);
         // The end of a request that stands has to find what it holds.
-        if self.stands && (self.hold_slots(now) || !self.is_denied()) {
+        if self.stands && self.begin(now) && (self.hold_slots() || !self.is_denied()) {
             self.apply_refunds(now);
-            self.spend(now);
+            self.spend();
+            self.conclude_starts(true, now);
         } else {
             self.release(&[]);
+            self.abandon_starts(now);
         }
     }
 }
@@ -512,96 +674,6 @@ impl Drop for PlaceInQueue<'_, '_> {
     }
 }
 
-// What a request takes before its cost is known: it is held under the id of the request until a
-// settlement says the cost, as `holds` says.
-//
-// Hits that a failure mode admitted and that are owed stay counted, whatever the request costs: a
-// lease pays for them, and which tokens those are is not known.
-
-impl Shared {
-    /// Notes that the request of `charge` holds what it was charged, if its rule says so: the tokens
-    /// `taken` have paid for it, and `alone` of its hits this pod has admitted by itself, and they are
-    /// not owed. Returns whether it does; if not, slots have been put back.
-    fn hold(&self, charge: &Charge<'_>, taken: LeasedTokens, alone: u64, now: Time) -> bool {
-        let Some(HeldBy { terms, id }) = charge.held.filter(|_| charge.holds()) else {
-            return false;
-        };
-        if id.is_none() {
-            self.holds.note_without_id();
-        }
-        let AppliedLimit { limit, rule } = charge.applied;
-        let hold = Hold {
-            key: charge.key(),
-            limit,
-            hits: charge.hits,
-            taken,
-            alone,
-            ends: now + terms.lasts(),
-            releases: terms.unless_settled == UnlessSettled::Release,
-            carry_debt: rule.is_some_and(|rule| rule.flags.carry_debt),
-            starts: 1,
-        };
-        let noted = id.and_then(|id| self.holds.take(id, hold));
-        if noted.is_some_and(|taken| taken.was_idle) {
-            self.held.notify_one();
-        }
-        if let Some(displaced) = noted.and_then(|taken| taken.displaced) {
-            self.give_back_unspent(&displaced, now);
-        }
-        if noted.is_none() && charge.is_of_slots() {
-            self.put_back(charge, taken);
-        }
-        noted.is_some()
-    }
-
-    /// Forgets this start of the request of `charge`, which does not pass; the caller puts back
-    /// what it took.
-    fn forget_start(&self, charge: &Charge<'_>, taken: LeasedTokens) {
-        if let Some(HeldBy { id: Some(id), .. }) = charge.held {
-            self.holds.undo(id, charge.hits, taken.tokens);
-        }
-    }
-
-    /// Ends what the request of a settlement holds, and gives back what it did not use. Returns the
-    /// hits that are still to be charged: all of them if it holds nothing.
-    fn settle_hold(&self, charge: &Charge<'_>, now: Time) -> (u64, Option<Attempt>) {
-        let Some(HeldBy { id, .. }) = charge.held else { return (charge.hits, None) };
-        // Slots cost nothing: all that the request has come back, and without any there is nothing
-        // to do.
-        let hits = if charge.is_of_slots() { 0 } else { charge.hits };
-        let Some(id) = id else {
-            self.holds.note_without_id();
-            return (hits, None);
-        };
-        let Some(settled) = self.holds.settle(id, hits) else { return (hits, None) };
-        (settled.due, self.give_back_unspent(&settled.unspent, now))
-    }
-
-    /// Puts back what a request held and did not use, or gives it back to the store if the key has
-    /// another lease. Returns the state of the key after it, if it has one.
-    pub(super) fn give_back_unspent(&self, unspent: &Unspent, now: Time) -> Option<Attempt> {
-        let Unspent { key, limit, tokens, alone, .. } = *unspent;
-        if tokens.tokens == 0 && alone == 0 {
-            return None;
-        }
-        let taken_in = self.with_existing(key, None, now, |state, visit| {
-            if tokens.tokens > 0 {
-                state.take_in(unspent, visit);
-            }
-            state.watch(visit);
-            let pods = if alone > 0 { self.pods.of(state.domain()) } else { 1 };
-            (pods, state.preview_settlement(visit))
-        });
-        if taken_in.is_none() && tokens.tokens > 0 {
-            self.lease_client.queue(unspent.returned()); // the key was evicted meanwhile
-        }
-        if alone > 0 {
-            self.return_own(key, limit, alone, taken_in.map_or(1, |(pods, _)| pods));
-        }
-        taken_in.map(|(_, attempt)| attempt)
-    }
-}
-
 // === Undoes the effects of requests that do not pass ===
 
 impl Shared {
@@ -632,7 +704,7 @@ impl Shared {
     }
 
     /// Puts back tokens that were taken and are not spent after all.
-    fn put_back(&self, charge: &Charge<'_>, taken: LeasedTokens) {
+    pub(super) fn put_back(&self, charge: &Charge<'_>, taken: LeasedTokens) {
         if taken.tokens == 0 {
             return;
         }

@@ -88,6 +88,14 @@ counters! {
         Holds(HoldCounter::Bytes): gauge("Memory of what requests hold.");
         Holds(HoldCounter::Settled): counter("Holds that were settled.");
         Holds(HoldCounter::Expired): counter("Holds that ended before they were settled.");
+        Holds(HoldCounter::OwnerGone):
+            counter("Holds that were released because the Envoy of their request was gone.");
+        Holds(HoldCounter::Silent):
+            counter("Holds that were released because their request gave no more signs of life.");
+        Holds(HoldCounter::Undone):
+            counter("Starts that were undone because their Envoy did not read the answer.");
+        Holds(HoldCounter::EndedBefore):
+            counter("Starts that took nothing because their end had come before them.");
         Holds(HoldCounter::NotKept):
             counter("Requests that were charged and hold nothing, because there was no room.");
         Holds(HoldCounter::WithoutHold):

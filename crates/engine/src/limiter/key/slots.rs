@@ -77,7 +77,7 @@ impl KeyState {
 
     /// Notes that `slots` are no longer in use; returns their number. Of another key it does
     /// nothing.
-    pub(super) fn end_use(&mut self, slots: u64) -> u64 {
+    pub(in crate::limiter) fn end_use(&mut self, slots: u64) -> u64 {
         if !self.is_of_slots() {
             return 0;
         }

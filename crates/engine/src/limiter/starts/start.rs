@@ -1,0 +1,218 @@
+//! One start: what the descriptors of one call took, and what comes back of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratelease_rules::key::Key;
+use ratelease_rules::{Limit, Rule};
+use smallvec::SmallVec;
+
+use crate::algorithm::counting;
+use crate::buffer::LeasedTokens;
+use crate::limiter::owners::{Node, Owner, StartId};
+use crate::store::{Ask, Purpose, Return};
+use crate::time::Time;
+
+/// A start is taken for ended once so many signs of life have not come in a row.
+const SIGNS_MISSED: u32 = 3;
+
+/// Added to that time, so that a log that is sent late is no silence.
+const SIGN_LATE: Duration = Duration::from_secs(1);
+
+/// What one descriptor of a request took at its start, and holds until its end.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hold {
+    /// The key that was charged.
+    pub key: Key,
+    /// The limit that it was charged under.
+    pub limit: Limit,
+    /// What it was charged, which its settlement need not charge again.
+    pub hits: u64,
+    /// The tokens that paid for these hits, as far as they may come back.
+    pub taken: LeasedTokens,
+    /// Those of the hits that this pod has admitted by itself, and that are not owed.
+    pub alone: u64,
+    /// How long it is held after the last sign of life of its request.
+    pub lasts: Duration,
+    /// Whether the hits are given back when that time is over.
+    pub releases: bool,
+    /// The rule; `None` for an override.
+    pub rule: Option<Arc<Rule>>,
+    /// What only few holds need.
+    pub rare: Option<Box<Rare>>,
+}
+
+/// What only few holds need.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rare {
+    /// The key of the same count under the secret before.
+    pub previous: Option<Key>,
+    /// The domain of an override.
+    pub domain: Box<str>,
+}
+
+/// What a request held and did not use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unspent {
+    /// The key that was charged.
+    pub key: Key,
+    /// The limit that it was charged under.
+    pub limit: Limit,
+    /// Tokens to give back.
+    pub tokens: LeasedTokens,
+    /// Hits to take back from those that this pod has admitted by itself.
+    pub alone: u64,
+    /// As [`Ask::carry_debt`].
+    pub carry_debt: bool,
+}
+
+/// How a request has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// With a cost that its end has charged, or that nobody charges: all that is held goes back.
+    Charged,
+    /// With this cost, which is to be charged.
+    Cost(u64),
+    /// With a cost that nobody knows: what is held becomes what the rule says (`unless_settled`).
+    Unknown,
+}
+
+/// When the silence of a start means that it has ended, although no end came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Silence {
+    /// The last sign but one of those that are missed was due then: a log that has sent anything since
+    /// would have sent it too.
+    pub sign_due: Time,
+    /// The start is over from then on.
+    pub over: Time,
+}
+
+/// A call that has begun to take hits, until its end.
+#[derive(Debug)]
+pub(super) struct Start {
+    /// Its number among the starts of its part of the table.
+    pub(super) number: u32,
+    /// Who asked.
+    pub(super) owner: Owner,
+    /// The Envoy that has logged it, once one has.
+    pub(super) node: Option<Node>,
+    /// Milliseconds between its last two signs of life; 0 before the first.
+    pub(super) interval_ms: u32,
+    /// When it began, or gave the last sign of life.
+    pub(super) seen: Time,
+    pub(super) phase: Phase,
+    /// It is a candidate's, which the request does not wait for.
+    pub(super) is_aside: bool,
+    /// A start of the same call under another id.
+    pub(super) next: Option<StartId>,
+    /// What its descriptors hold, each with the hash that its end has too.
+    pub(super) held: SmallVec<[(u64, Hold); 1]>,
+}
+
+/// How far a start has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Its leases are asked for: what it holds is not known yet.
+    Asking,
+    /// Its end came while its leases were asked for.
+    Ended(End),
+    /// It has its verdict. If nothing was held, only its end is waited for.
+    Running,
+}
+
+// === impl Start ===
+
+impl Start {
+    /// How long it may last after its last sign of life.
+    pub(super) fn lasts(&self) -> Duration {
+        self.held.iter().map(|(_, hold)| hold.lasts).max().unwrap_or_default()
+    }
+
+    /// Notes a sign of life, which `node` has logged.
+    pub(super) fn note_sign(&mut self, node: Node, now: Time) {
+        let interval = now.since(self.seen).as_millis().max(1);
+        self.interval_ms = u32::try_from(interval).unwrap_or(u32::MAX);
+        (self.node, self.seen) = (Some(node), now);
+    }
+
+    /// What its silence means; `None` before its first sign of life.
+    pub(super) fn silence(&self) -> Option<Silence> {
+        let interval = Duration::from_millis(self.interval_ms.into());
+        (self.interval_ms > 0).then(|| Silence {
+            sign_due: self.seen + interval.saturating_mul(SIGNS_MISSED - 1),
+            over: self.seen + interval.saturating_mul(SIGNS_MISSED) + SIGN_LATE,
+        })
+    }
+}
+
+// === impl Hold ===
+
+impl Hold {
+    /// Whether it is of slots, which cost nothing and come back whole.
+    pub fn is_of_slots(&self) -> bool {
+        !self.limit.algorithm.has_window()
+    }
+
+    /// What comes back, and the hits that are still to be charged, when the request ends so.
+    pub fn settled(&self, end: End) -> (Unspent, u64) {
+        let cost = match end {
+            End::Charged => 0,
+            _ if self.is_of_slots() => 0,
+            End::Cost(cost) => cost,
+            End::Unknown if self.releases => 0,
+            End::Unknown => self.hits,
+        };
+        (self.unspent(self.hits.saturating_sub(cost)), cost.saturating_sub(self.hits))
+    }
+
+    /// What comes back when nothing has settled it in time.
+    pub(super) fn expired(&self) -> Option<Unspent> {
+        (self.releases || self.is_of_slots()).then(|| self.unspent(self.hits))
+    }
+
+    /// As [`Ask::carry_debt`].
+    pub fn carry_debt(&self) -> bool {
+        self.rule.as_ref().is_some_and(|rule| rule.flags.carry_debt)
+    }
+
+    /// What is given back if the request did not use so many hits.
+    fn unspent(&self, unused: u64) -> Unspent {
+        let Self { key, limit, taken, .. } = *self;
+        let tokens = taken.tokens.min(unused);
+        let alone = self.alone.min(unused - tokens);
+        let carry_debt = self.carry_debt();
+        Unspent { key, limit, tokens: LeasedTokens { tokens, ..taken }, alone, carry_debt }
+    }
+
+    /// Forgets what paid for it, since an operator has reset the count: nothing of it comes back.
+    pub(super) fn forget_tokens(&mut self) {
+        self.taken.tokens = 0;
+        self.alone = 0;
+    }
+}
+
+// === impl Unspent ===
+
+impl Unspent {
+    /// The ask that returns the tokens, however long ago they were leased: their request has ended
+    /// only now. The store ignores those of a window that is over.
+    pub fn returned(&self) -> Ask {
+        let Self { key, limit, tokens: LeasedTokens { tokens, epoch, .. }, carry_debt, .. } = *self;
+        let back = Some(Return { tokens, epoch: Some(epoch) });
+        let ttl = Duration::MAX;
+        Ask { back, ttl, carry_debt, purpose: Purpose::Return, ..Ask::look(key, limit) }
+    }
+
+    /// Adds what another request did not use of the same count, if it can go back with this.
+    pub fn join(&mut self, other: &Self) -> bool {
+        let is_windowed = counting(self.limit).is_windowed;
+        let joins = self.key == other.key
+            && self.limit == other.limit
+            && (!is_windowed || self.tokens.epoch == other.tokens.epoch);
+        if joins {
+            self.tokens = self.tokens.merged(other.tokens);
+            self.alone = self.alone.saturating_add(other.alone);
+        }
+        joins
+    }
+}

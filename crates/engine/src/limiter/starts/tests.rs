@@ -1,0 +1,412 @@
+use std::collections::VecDeque;
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::Entry;
+use ratelease_rules::{Algorithm, Limit, Unit};
+
+use super::*;
+use crate::buffer::LeasedTokens;
+
+const LASTS: Duration = Duration::from_secs(120);
+const NOW: Time = at(1);
+
+const fn at(seconds: u64) -> Time {
+    Time::from_nanos(seconds * 1_000_000_000)
+}
+
+static HASHER: LazyLock<KeyHasher> = LazyLock::new(|| KeyHasher::new("test"));
+
+fn id(n: u64) -> HoldId {
+    let value = n.to_string();
+    HASHER.hold_id("d", &[Entry { key: "id", value: &value }], 0).unwrap()
+}
+
+fn leased(tokens: u64, epoch: u64) -> LeasedTokens {
+    LeasedTokens { tokens, epoch, starts: Time::default(), ends: at(60) }
+}
+
+/// So many hits of key 1, which were leased in window 7.
+fn hold(hits: u64) -> Hold {
+    Hold {
+        key: Key::for_test(1),
+        limit: Limit::fixed_window(1_000, Unit::Minute),
+        hits,
+        taken: leased(hits, 7),
+        alone: 0,
+        lasts: LASTS,
+        releases: false,
+        rule: None,
+        rare: None,
+    }
+}
+
+fn first() -> (Key, bool) {
+    (Key::for_test(1), false)
+}
+
+fn slot() -> Hold {
+    let limit = Limit { algorithm: Algorithm::Concurrency, ..Limit::fixed_window(9, Unit::Second) };
+    Hold { limit, releases: true, ..hold(1) }
+}
+
+fn begin(starts: &Starts, id: HoldId, now: Time) -> StartId {
+    match starts.begin(id.request, first(), Owner::UNKNOWN, false, now) {
+        Begun::Open(start) => start,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A start that holds this, and has its verdict. Returns whether there was room.
+fn take(starts: &Starts, id: HoldId, hold: Hold, now: Time) -> bool {
+    let first = (hold.key, hold.is_of_slots());
+    match starts.begin(id.request, first, Owner::UNKNOWN, false, now) {
+        Begun::Open(start) => {
+            let is_held = starts.hold(start, id.descriptor, hold);
+            assert_eq!(starts.conclude(start, now), None);
+            is_held
+        }
+        _ => false,
+    }
+}
+
+/// What comes back, and what is to be charged, by a settlement of so many hits.
+fn settle(starts: &Starts, id: HoldId, hits: u64) -> Option<(LeasedTokens, u64)> {
+    match starts.settle(id, true, NOW) {
+        Settlement::Of(hold, _) => {
+            let (unspent, due) = hold.settled(End::Cost(hits));
+            Some((unspent.tokens, due))
+        }
+        Settlement::OfNothing | Settlement::Unknown => None,
+    }
+}
+
+fn count(starts: &Starts, of: HoldCounter) -> u64 {
+    let counts = starts.counts();
+    counts.iter().find(|(counter, _)| *counter == Counter::Holds(of)).unwrap().1
+}
+
+fn expire_all(starts: &Starts, now: Time) -> (Vec<Unspent>, bool) {
+    let all = starts.parts().map(|part| starts.expire(part, now, |_| None));
+    all.fold((Vec::new(), false), |(mut sum, any), (given, more)| {
+        sum.extend(given);
+        (sum, any || more)
+    })
+}
+
+#[test]
+fn a_settlement_gives_back_what_was_not_used_or_charges_the_rest() {
+    let starts = Starts::default();
+    let cases: [(u64, u64, u64); 6] = [
+        (0, 100, 0),
+        (30, 70, 0),
+        (100, 0, 0),
+        (101, 0, 1),
+        (1 << 63, 0, (1 << 63) - 100),
+        (99, 1, 0),
+    ];
+    for (hits, back, due) in cases {
+        assert!(take(&starts, id(1), hold(100), NOW));
+        assert_eq!(settle(&starts, id(1), hits), Some((leased(back, 7), due)), "{hits}");
+    }
+    assert_eq!(count(&starts, HoldCounter::InForce), 0);
+    assert_eq!(count(&starts, HoldCounter::Hits), 0);
+}
+
+#[test]
+fn only_the_first_settlement_of_an_id_settles() {
+    let starts = Starts::default();
+    take(&starts, id(1), hold(100), NOW);
+    assert_eq!(settle(&starts, id(2), 5), None, "another id");
+    assert!(settle(&starts, id(1), 5).is_some());
+    assert_eq!(settle(&starts, id(1), 5), None, "twice");
+    assert_eq!(count(&starts, HoldCounter::WithoutHold), 2);
+}
+
+#[test]
+fn each_end_of_an_id_settles_the_oldest_of_its_starts() {
+    let starts = Starts::default();
+    take(&starts, id(1), hold(100), NOW);
+    take(&starts, id(1), Hold { taken: leased(50, 8), ..hold(50) }, NOW);
+    assert_eq!(count(&starts, HoldCounter::InForce), 2);
+    assert_eq!(count(&starts, HoldCounter::Hits), 150);
+    assert_eq!(settle(&starts, id(1), 30), Some((leased(70, 7), 0)));
+    assert_eq!(settle(&starts, id(1), 20), Some((leased(30, 8), 0)));
+    assert_eq!(settle(&starts, id(1), 1), None);
+}
+
+#[test]
+fn what_a_pod_admitted_by_itself_comes_back_after_the_tokens() {
+    for (hits, tokens, back) in [(0, 100, 40), (40, 100, 0), (20, 100, 20), (60, 80, 0)] {
+        let hold = Hold { hits: 140, alone: 40, ..hold(100) };
+        let (unspent, _) = hold.settled(End::Cost(hits));
+        assert_eq!((unspent.tokens.tokens, unspent.alone), (tokens, back), "{hits}");
+    }
+}
+
+#[test]
+fn an_end_becomes_what_it_says_of_the_cost() {
+    let released = Hold { releases: true, ..hold(100) };
+    for (hold, end, back, due) in [
+        (hold(100), End::Charged, 100, 0),
+        (hold(100), End::Cost(130), 0, 30),
+        (hold(100), End::Unknown, 0, 0),
+        (released, End::Unknown, 100, 0),
+        (slot(), End::Unknown, 1, 0),
+        (slot(), End::Cost(700), 1, 0),
+    ] {
+        let (unspent, charged) = hold.settled(end);
+        assert_eq!((unspent.tokens.tokens, charged), (back, due), "{end:?}");
+    }
+}
+
+#[test]
+fn holds_end_in_order_and_only_those_that_release_give_back() {
+    let starts = Starts::default();
+    for n in 0..1_000 {
+        let lasts = Duration::from_secs(1 + n * 7 % 1_000);
+        let hold = Hold { lasts, releases: n % 2 == 0, ..hold(n) };
+        take(&starts, id(n), hold, at(0));
+    }
+    assert_eq!(expire_all(&starts, at(0)), (Vec::new(), true));
+    let (given, more) = expire_all(&starts, at(500));
+    assert!(more);
+    // Hits are held as long as there are any: one start has none.
+    assert_eq!(count(&starts, HoldCounter::InForce), 500);
+    assert!(given.iter().all(|unspent| unspent.tokens.tokens % 2 == 0));
+    expire_all(&starts, at(1_000));
+    assert_eq!(count(&starts, HoldCounter::Expired), 1_000);
+    assert_eq!(count(&starts, HoldCounter::Hits), 0);
+}
+
+#[test]
+fn a_sign_of_life_renews_the_time_of_a_start() {
+    let starts = Starts::default();
+    let node = Node::default();
+    take(&starts, id(1), slot(), at(0));
+    assert_eq!(starts.note_sign(id(1).request, node, at(100)), Some(Owner::UNKNOWN));
+    assert_eq!(starts.note_sign(id(2).request, node, at(100)), None);
+    assert_eq!(expire_all(&starts, at(219)).0.len(), 0);
+    assert_eq!(expire_all(&starts, at(220)).0.len(), 1);
+}
+
+#[test]
+fn silence_is_known_from_the_interval_of_the_signs() {
+    let starts = Starts::default();
+    take(&starts, id(1), slot(), at(0));
+    let silence = |starts: &Starts| {
+        let mut seen = None;
+        for part in starts.parts() {
+            starts.expire(part, at(0), |start| {
+                seen = start.silence;
+                None
+            });
+        }
+        seen
+    };
+    assert_eq!(silence(&starts), None);
+    starts.note_sign(id(1).request, Node::default(), at(10));
+    assert_eq!(silence(&starts), Some(Silence { sign_due: at(30), over: at(41) }));
+}
+
+#[test]
+fn a_start_whose_envoy_is_gone_ends_as_its_rule_says() {
+    let starts = Starts::default();
+    take(&starts, id(1), slot(), NOW);
+    take(&starts, id(2), hold(100), NOW);
+    take(&starts, id(3), Hold { releases: true, ..hold(30) }, NOW);
+    let gone = |_: &StartView| Some(Cause::OwnerGone);
+    let back = starts.parts().flat_map(|part| starts.expire(part, NOW, gone).0);
+    assert_eq!(back.map(|unspent| unspent.tokens.tokens).sum::<u64>(), 31);
+    assert_eq!(count(&starts, HoldCounter::OwnerGone), 3);
+    assert_eq!(count(&starts, HoldCounter::InForce), 0);
+}
+
+#[test]
+fn a_start_that_is_asked_for_ends_by_its_verdict() {
+    let starts = Starts::default();
+    let start = begin(&starts, id(1), NOW);
+    assert_eq!(starts.settle(id(1), true, NOW), Settlement::OfNothing);
+    assert!(starts.hold(start, id(1).descriptor, hold(100)));
+    let (held, end) = starts.conclude(start, NOW).expect("its end came meanwhile");
+    assert_eq!((held.len(), end), (1, End::Charged));
+    assert_eq!(count(&starts, HoldCounter::InForce), 0);
+    // The same by the log, which tells the cost.
+    let start = begin(&starts, id(1), NOW);
+    assert_eq!(starts.end(id(1).request, End::Cost(7), NOW), Some((Owner::UNKNOWN, Held::new())));
+    assert_eq!(starts.forget(start), Some((Held::new(), Some(End::Cost(7)))));
+}
+
+#[test]
+fn an_end_before_its_start_leaves_it_nothing_to_take() {
+    let starts = Starts::default();
+    assert_eq!(starts.settle(id(1), true, NOW), Settlement::Unknown);
+    let begun = |n| starts.begin(id(n).request, first(), Owner::UNKNOWN, false, at(5));
+    assert_eq!(begun(1), Begun::Ended(End::Charged));
+    assert!(matches!(begun(1), Begun::Open(_)), "once");
+    assert_eq!(starts.end(id(2).request, End::Cost(9), NOW), None);
+    assert_eq!(begun(2), Begun::Ended(End::Cost(9)));
+    assert_eq!(starts.end(id(3).request, End::Unknown, NOW), None);
+    let late = starts.begin(id(3).request, first(), Owner::UNKNOWN, false, at(12));
+    assert!(matches!(late, Begun::Open(_)), "it is forgotten after seconds");
+}
+
+/// Envoy sends an end for a denied request too. A client that chooses its id sends one for many.
+#[test]
+fn the_end_of_a_denied_start_frees_no_other_of_its_id() {
+    let starts = Starts::default();
+    for _ in 0..5 {
+        assert!(take(&starts, id(1), slot(), NOW));
+    }
+    for _ in 0..25 {
+        starts.note_denied(id(1), NOW);
+    }
+    for _ in 0..25 {
+        assert_eq!(starts.settle(id(1), true, NOW), Settlement::OfNothing);
+    }
+    assert_eq!(count(&starts, HoldCounter::InForce), 5);
+    assert!(matches!(starts.settle(id(1), true, NOW), Settlement::Of(..)));
+}
+
+#[test]
+fn an_undone_start_and_its_candidate_hold_nothing() {
+    let starts = Starts::default();
+    let own = begin(&starts, id(1), NOW);
+    starts.hold(own, id(1).descriptor, slot());
+    starts.conclude(own, NOW);
+    let Begun::Open(aside) = starts.begin(id(1).request, first(), Owner::UNKNOWN, true, NOW) else {
+        panic!()
+    };
+    starts.hold(aside, 7, Hold { key: Key::for_test(2), ..slot() });
+    starts.conclude(aside, NOW);
+    let (held, next) = starts.undo(own).unwrap();
+    assert_eq!((held.len(), next), (2, None));
+    assert_eq!(starts.undo(own), None);
+    assert_eq!(count(&starts, HoldCounter::InForce), 0);
+    assert_eq!(count(&starts, HoldCounter::Undone), 1);
+}
+
+#[test]
+fn an_entry_of_the_log_ends_all_that_its_request_holds() {
+    let starts = Starts::default();
+    let start = begin(&starts, id(1), NOW);
+    starts.hold(start, 1, slot());
+    starts.hold(start, 2, Hold { key: Key::for_test(2), ..slot() });
+    starts.conclude(start, NOW);
+    let (_, held) = starts.end(id(1).request, End::Cost(0), NOW).unwrap();
+    assert_eq!(held.len(), 2);
+    assert_eq!(starts.end(id(1).request, End::Cost(0), NOW), None, "twice");
+}
+
+#[test]
+fn a_reset_drops_slots_and_what_other_holds_would_give_back() {
+    let starts = Starts::default();
+    take(&starts, id(1), slot(), NOW);
+    take(&starts, id(2), Hold { key: Key::for_test(2), ..slot() }, NOW);
+    take(&starts, id(3), hold(100), NOW);
+    starts.forget_key(Key::for_test(1));
+    assert_eq!(count(&starts, HoldCounter::InForce), 2);
+    assert_eq!(settle(&starts, id(1), 0), None);
+    assert_eq!(settle(&starts, id(2), 0), Some((leased(1, 7), 0)), "another key");
+    assert_eq!(settle(&starts, id(3), 130), Some((leased(0, 7), 30)));
+}
+
+#[test]
+fn nothing_takes_memory_once_nothing_is_held() {
+    let starts = Starts::default();
+    for n in 0..10_000 {
+        take(&starts, id(n), Hold { key: Key::for_test(n), ..hold(1) }, at(0));
+        starts.settle(id(1_000_000 + n), true, at(0));
+        starts.note_denied(id(2_000_000 + n), at(0));
+    }
+    assert!(count(&starts, HoldCounter::Bytes) > 10_000 * size_of::<Hold>() as u64);
+    expire_all(&starts, at(0) + LASTS);
+    assert!(!expire_all(&starts, at(0) + LASTS).1);
+    assert_eq!(count(&starts, HoldCounter::Bytes), 0);
+}
+
+/// A million ids of one client fill three quarters of the table, and no more.
+#[test]
+fn a_client_with_a_million_ids_leaves_room_for_others() {
+    let starts = Starts::default();
+    let kept = (0..1_000_000).filter(|n| take(&starts, id(*n), hold(1), at(0))).count();
+    assert!(kept >= 80_000 && kept <= HOLDS_MAX / 4 * 3 + PARTS * FEW as usize, "{kept}");
+    assert_eq!(count(&starts, HoldCounter::NotKept), 1_000_000 - kept as u64);
+    let of_others = (0..4_000).filter(|n| {
+        let key = Key::for_test(100 + n / 20);
+        take(&starts, id(2_000_000 + n), Hold { key, ..hold(1) }, at(0))
+    });
+    let of_others = of_others.count();
+    assert!(of_others > 3_950, "{of_others} of 4000, 20 of each client");
+    // A million clients fill the rest.
+    for n in 0..1_000_000 {
+        let hold = Hold { key: Key::for_test(1_000 + n), ..hold(1) };
+        take(&starts, id(10_000_000 + n), hold, at(0));
+    }
+    let all = count(&starts, HoldCounter::InForce);
+    let most = HOLDS_MAX as u64 / 8 * 7;
+    assert!(all <= most && all > most / 100 * 95, "{all}");
+    let slots = Hold { key: Key::for_test(9), ..slot() };
+    assert!(take(&starts, id(4), slots, at(0)), "slots have room of their own");
+    assert!(count(&starts, HoldCounter::Bytes) <= BYTES_MAX as u64);
+    expire_all(&starts, at(0) + LASTS);
+    expire_all(&starts, at(0) + LASTS);
+    assert_eq!(count(&starts, HoldCounter::Bytes), 0);
+}
+
+#[test]
+fn starts_of_one_id_are_bounded() {
+    let starts = Starts::default();
+    let kept = (0..1_000).filter(|_| take(&starts, id(1), slot(), NOW)).count();
+    assert_eq!(kept, STARTS_OF_ID_MAX);
+}
+
+/// The sums of a model that keeps each start and settlement.
+#[derive(Default)]
+struct Model {
+    /// Hits of the starts of each id that have not ended, oldest first.
+    held: HashMap<u64, VecDeque<u64>>,
+    taken: u64,
+    given: u64,
+    due: u64,
+    costs: u64,
+}
+
+proptest! {
+    /// Whatever the order of starts and settlements: what is charged in the end is the cost of each
+    /// settlement, and of a hold that ends what it kept.
+    #[test]
+    fn what_is_charged_is_what_was_used(
+        steps in prop::collection::vec((0..3_u8, 0..8_u64, 0..1_000_u64), 1..200),
+    ) {
+        let starts = Starts::default();
+        let mut model = Model::default();
+        for (step, n, hits) in steps {
+            match step {
+                0 => match starts.begin(id(n).request, first(), Owner::UNKNOWN, false, NOW) {
+                    Begun::Open(start) => {
+                        prop_assert!(starts.hold(start, id(n).descriptor, hold(hits)));
+                        starts.conclude(start, NOW);
+                        model.held.entry(n).or_default().push_back(hits);
+                        model.taken += hits;
+                    }
+                    Begun::Ended(_) => {} // an end came before it
+                    Begun::Full => prop_assert!(false, "there is room"),
+                },
+                _ => {
+                    let before = model.held.get_mut(&n).and_then(VecDeque::pop_front);
+                    let settled = settle(&starts, id(n), hits);
+                    prop_assert_eq!(settled.is_some(), before.is_some());
+                    model.costs += hits;
+                    let (back, due) = settled.map_or((0, hits), |(back, due)| (back.tokens, due));
+                    model.given += back;
+                    model.due += due;
+                }
+            }
+            let in_force: u64 = model.held.values().flatten().sum();
+            prop_assert_eq!(count(&starts, HoldCounter::Hits), in_force);
+            prop_assert_eq!(model.taken + model.due - model.given, model.costs + in_force);
+        }
+    }
+}
