@@ -87,7 +87,7 @@ counters! {
         Holds(HoldCounter::Hits): gauge("Hits that requests hold.");
         Holds(HoldCounter::Bytes): gauge("Memory of what requests hold.");
         Holds(HoldCounter::Settled): counter("Holds that were settled.");
-        Holds(HoldCounter::Expired): counter("Holds that ended before they were settled.");
+        Holds(HoldCounter::Expired): counter("Holds that ended because their time was over.");
         Holds(HoldCounter::OwnerGone):
             counter("Holds that were released because the Envoy of their request was gone.");
         Holds(HoldCounter::Silent):
