@@ -26,8 +26,8 @@ pub struct Key([u8; 16]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId(u64);
 
-/// What one descriptor of a request holds: the id of the request, and a hash of what the descriptor
-/// names beside the id. The start and the end of a request have the same, whatever the rules are.
+/// The name of the hold of one descriptor: the id of the request, and a hash of the other entries of the
+/// descriptor. The start and the end of a request have the same, whatever the rules are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HoldId {
     /// The id of the request.

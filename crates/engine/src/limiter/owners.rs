@@ -23,7 +23,7 @@ use crate::time::Time;
 /// lives until its end, or for the time of its rule.
 const KNOWN_MAX: usize = 4096;
 
-/// The longest `node.id` that is told from another: what follows is left out.
+/// Bytes of a `node.id` that count: a longer one is cut, so that a client cannot fill the memory.
 const NODE_ID_BYTES_MAX: usize = 256;
 
 /// The Envoy that a call came from, as far as its connections tell: a number of this process.
@@ -43,7 +43,7 @@ pub enum Origin {
     Socket,
 }
 
-/// Which end closed a connection or a stream first.
+/// The end that closed a connection or a stream first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClosedBy {
     /// The client, which may be gone.
@@ -57,7 +57,7 @@ pub enum ClosedBy {
 pub struct StartId {
     /// The request that it is of.
     pub(super) request: RequestId,
-    /// Its number.
+    /// The number of the start.
     pub(super) number: u32,
 }
 
@@ -96,7 +96,7 @@ struct Presence {
 /// The owners and nodes that are there.
 #[derive(Debug, Default)]
 pub(super) struct Present {
-    /// Those that are not gone.
+    /// Owners that are not gone.
     owners: HashSet<Owner, RandomState>,
     /// Nodes that have a log open, and when it last sent anything.
     logs: HashMap<Node, Time, RandomState>,
@@ -105,7 +105,7 @@ pub(super) struct Present {
 // === impl Owner ===
 
 impl Owner {
-    /// Nobody is known to have asked: what starts lives until its end, or for its time.
+    /// An unknown caller: a start lives until its end, or for the time of its rule.
     pub const UNKNOWN: Self = Self(0);
 
     /// The Envoy that this process is.
@@ -204,7 +204,7 @@ impl Owners {
         }
     }
 
-    /// Which of them are there: all but those that are gone for `grace`, which are forgotten.
+    /// The owners and nodes that are there. Owners that are gone for `grace` are forgotten.
     pub(super) fn present(&self, grace: Duration, now: Time) -> Present {
         let mut known = self.known.lock();
         let Known { owners, states, nodes, logs, .. } = &mut *known;
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_is_gone_a_grace_after_its_client_closed_the_last_connection() {
+    fn an_owner_is_gone_a_grace_after_its_last_connection_closed() {
         let owners = Owners::default();
         let owner = owners.connect(loopback(), at(0));
         assert_eq!(owners.connect(loopback(), at(0)), owner, "of whatever port");
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_is_open_keeps_the_starts_of_an_owner_without_connections() {
+    fn an_open_log_keeps_the_starts_of_an_owner_without_connections() {
         let owners = Owners::default();
         let node = owners.connect_node("envoy", at(0));
         let owner = owners.connect(Origin::Socket, at(0));

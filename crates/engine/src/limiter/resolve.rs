@@ -260,8 +260,8 @@ impl<'r> Charge<'r> {
         self.held.filter(|_| self.holds())?.id
     }
 
-    /// What it holds of its key: the tokens `taken` have paid for it, and `alone` of its hits this pod
-    /// has admitted by itself. `None` if it holds nothing.
+    /// Returns the hold of this charge: the tokens `taken` have paid for it, and this pod has admitted
+    /// `alone` of its hits by itself. `None` if the charge holds nothing.
     pub fn hold(&self, taken: LeasedTokens, alone: u64) -> Option<starts::Hold> {
         let HeldBy { terms, .. } = self.held.filter(|_| self.holds())?;
         let AppliedLimit { limit, rule } = self.applied;

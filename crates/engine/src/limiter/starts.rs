@@ -50,10 +50,14 @@ pub(super) const HOLDS_MAX: usize = PARTS * PART_MAX;
 /// The number of parts, each under a lock of its own. An id has its place in one of them, so that
 /// they fill evenly.
 const PARTS: usize = 32;
+
+/// The largest number of holds in a part: 7/8 of a power of two, the load at which a table grows.
 const PART_MAX: usize = 7 << 9;
 
 /// Above this number in a part, a key has at most [`FEW`] there.
 const CROWDED: usize = PART_MAX / 4 * 3;
+
+/// The holds that a key may have in a crowded part: some 128 in all.
 const FEW: u32 = 4;
 
 /// Below this number in a part, those of each key are counted no more. It is far below [`CROWDED`],
@@ -77,8 +81,10 @@ const END_REMEMBERED: Duration = Duration::from_secs(5);
 /// The largest number of notes of each generation in a part: 64 Ki of each kind in all.
 const NOTES_MAX: usize = 1 << 10;
 
-/// Bytes of the requests in the table, and of the number of holds of their keys.
+/// Bytes of a request in the table, with the byte that the table keeps for each slot.
 const SLOT_BYTES: usize = size_of::<(RequestId, OfRequest)>() + 1;
+
+/// Bytes of the number of holds of a key, likewise.
 const KEY_BYTES: usize = size_of::<(Key, u32)>() + 1;
 
 /// The largest memory of the tables, of 2^n slots that are 7/8 full.
@@ -91,13 +97,13 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// The starts of one request: one, but for redirects within Envoy.
 type OfRequest = SmallVec<[Start; 1]>;
 
-/// What a start held, each with the hash of its descriptor.
+/// The holds of a start, each with the hash of its descriptor.
 pub type Held = SmallVec<[(u64, Hold); 1]>;
 
 /// The result of [`Starts::begin`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begun {
-    /// It is entered.
+    /// The start is entered.
     Open(StartId),
     /// The request has ended already, and this cost is to be charged.
     Ended(End),
@@ -108,11 +114,11 @@ pub enum Begun {
 /// The result of a settlement.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Settlement {
-    /// It ends this hold, of a start by this owner.
+    /// The settlement ends this hold, of a start by this owner.
     Of(Box<Hold>, Owner),
-    /// It ends a start that was denied, or whose leases are still asked for: nothing was held.
+    /// The settlement ends a start that holds nothing: it was denied, or its leases are asked for.
     OfNothing,
-    /// Its start is not here.
+    /// The start is not in the table.
     Unknown,
 }
 
@@ -302,7 +308,7 @@ impl Starts {
         part.map_or_else(Default::default, |part| part.lock().expire(now, is_over))
     }
 
-    /// What has happened, and what is held at present.
+    /// The counters of events, and the levels at present.
     pub fn counts(&self) -> Vec<Count> {
         let mut sums = Tally::default();
         let mut add = |of, count| add_to(&mut sums, of, count);
@@ -324,14 +330,14 @@ impl Starts {
     }
 }
 
-/// What is known of a start that has not ended.
+/// An open start, as far as it matters whether its Envoy is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartView {
     /// Who asked.
     pub owner: Owner,
     /// The Envoy that has logged it, once one has.
     pub node: Option<Node>,
-    /// What its silence means, if it has given signs of life.
+    /// When its silence means that it has ended, if it has given signs of life.
     pub silence: Option<Silence>,
 }
 

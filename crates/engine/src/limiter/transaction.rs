@@ -41,18 +41,18 @@ pub(super) struct Transaction<'a, 'r> {
     covered: Few<(usize, u64)>,
     /// A refund has been queued, so the request stands whatever happens to it now.
     stands: bool,
-    /// Its failure mode answers with an error, which its caller may take for a pass.
+    /// The failure mode answers with an error, which the caller may take for a pass.
     failed: bool,
     starts: Begun,
 }
 
-/// What a request has entered in the table of starts.
+/// The starts of a request in the table of open starts.
 struct Begun {
     /// Who asked.
     owner: Owner,
-    /// It is a candidate's.
+    /// Whether a candidate's rules decide.
     is_aside: bool,
-    /// It was entered, or is not to be entered any more.
+    /// Whether the request was entered, or is not to be entered any more.
     is_entered: bool,
     /// One start for each id.
     starts: Few<StartId>,
@@ -188,7 +188,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         true
     }
 
-    /// Denies the charges of a request that has ended: nobody waits for its answer.
+    /// Denies the charges of a request that has ended: its answer is of no use any more.
     fn refuse_ended(&mut self, end: End, now: Time) {
         for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
             let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
@@ -272,7 +272,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         }
     }
 
-    /// What a start holds of which nothing was taken: its cost alone is to be charged.
+    /// Returns the holds of a start that took nothing: its cost alone is to be charged.
     fn blank_holds(&self, start: StartId) -> Held {
         let charges = self.resolved.iter().filter_map(|resolved| match resolved {
             Resolved::Charged(charge) => Some(charge),

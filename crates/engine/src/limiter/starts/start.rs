@@ -19,18 +19,18 @@ const SIGNS_MISSED: u32 = 3;
 /// Added to that time, so that a log that is sent late is no silence.
 const SIGN_LATE: Duration = Duration::from_secs(1);
 
-/// What one descriptor of a request took at its start, and holds until its end.
+/// The hits that one descriptor of a request took at its start, and holds until its end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hold {
     /// The key that was charged.
     pub key: Key,
     /// The limit that it was charged under.
     pub limit: Limit,
-    /// What it was charged, which its settlement need not charge again.
+    /// The hits that were charged. The settlement need not charge them again.
     pub hits: u64,
     /// The tokens that paid for these hits, as far as they may come back.
     pub taken: LeasedTokens,
-    /// Those of the hits that this pod has admitted by itself, and that are not owed.
+    /// The number of hits that this pod has admitted by itself, and that are not owed.
     pub alone: u64,
     /// How long it is held after the last sign of life of its request.
     pub lasts: Duration,
@@ -38,11 +38,11 @@ pub struct Hold {
     pub releases: bool,
     /// The rule; `None` for an override.
     pub rule: Option<Arc<Rule>>,
-    /// What only few holds need.
+    /// State that only few holds need.
     pub rare: Option<Box<Rare>>,
 }
 
-/// What only few holds need.
+/// State that only few holds need.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rare {
     /// The key of the same count under the secret before.
@@ -51,7 +51,7 @@ pub struct Rare {
     pub domain: Box<str>,
 }
 
-/// What a request held and did not use.
+/// Hits that a request held and did not use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unspent {
     /// The key that was charged.
@@ -69,11 +69,11 @@ pub struct Unspent {
 /// How a request has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// With a cost that its end has charged, or that nobody charges: all that is held goes back.
+    /// The cost has been charged, or there is none: all that is held goes back.
     Charged,
-    /// With this cost, which is to be charged.
+    /// This cost is to be charged.
     Cost(u64),
-    /// With a cost that nobody knows: what is held becomes what the rule says (`unless_settled`).
+    /// The cost is unknown: the rule says whether the hold stays counted (`unless_settled`).
     Unknown,
 }
 
@@ -90,7 +90,7 @@ pub struct Silence {
 /// A call that has begun to take hits, until its end.
 #[derive(Debug)]
 pub(super) struct Start {
-    /// Its number among the starts of its part of the table.
+    /// The number of the start in its part of the table.
     pub(super) number: u32,
     /// Who asked.
     pub(super) owner: Owner,
@@ -101,22 +101,22 @@ pub(super) struct Start {
     /// When it began, or gave the last sign of life.
     pub(super) seen: Time,
     pub(super) phase: Phase,
-    /// It is a candidate's, which the request does not wait for.
+    /// Whether a candidate's rules have started it, which the request does not wait for.
     pub(super) is_aside: bool,
     /// A start of the same call under another id.
     pub(super) next: Option<StartId>,
-    /// What its descriptors hold, each with the hash that its end has too.
+    /// The holds of its descriptors, each with the hash that the end has too.
     pub(super) held: SmallVec<[(u64, Hold); 1]>,
 }
 
 /// How far a start has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Its leases are asked for: what it holds is not known yet.
+    /// Leases are asked for: the holds are not known yet.
     Asking,
-    /// Its end came while its leases were asked for.
+    /// The end came while leases were asked for.
     Ended(End),
-    /// It has its verdict. If nothing was held, only its end is waited for.
+    /// The verdict is made.
     Running,
 }
 
@@ -135,7 +135,7 @@ impl Start {
         (self.node, self.seen) = (Some(node), now);
     }
 
-    /// What its silence means; `None` before its first sign of life.
+    /// When its silence means that it has ended; `None` before its first sign of life.
     pub(super) fn silence(&self) -> Option<Silence> {
         let interval = Duration::from_millis(self.interval_ms.into());
         (self.interval_ms > 0).then(|| Silence {
@@ -153,7 +153,7 @@ impl Hold {
         !self.limit.algorithm.has_window()
     }
 
-    /// What comes back, and the hits that are still to be charged, when the request ends so.
+    /// Returns the hits to give back, and the number of hits still to be charged, after this end.
     pub fn settled(&self, end: End) -> (Unspent, u64) {
         let cost = match end {
             End::Charged => 0,
@@ -165,7 +165,7 @@ impl Hold {
         (self.unspent(self.hits.saturating_sub(cost)), cost.saturating_sub(self.hits))
     }
 
-    /// What comes back when nothing has settled it in time.
+    /// Returns the hits to give back when no end has come in time.
     pub(super) fn expired(&self) -> Option<Unspent> {
         (self.releases || self.is_of_slots()).then(|| self.unspent(self.hits))
     }
@@ -175,7 +175,7 @@ impl Hold {
         self.rule.as_ref().is_some_and(|rule| rule.flags.carry_debt)
     }
 
-    /// What is given back if the request did not use so many hits.
+    /// Returns the hits to give back if so many of them were not used.
     fn unspent(&self, unused: u64) -> Unspent {
         let Self { key, limit, taken, .. } = *self;
         let tokens = taken.tokens.min(unused);

@@ -9,7 +9,10 @@ use ratelease_rules::{Algorithm, Limit, Unit};
 use super::*;
 use crate::buffer::LeasedTokens;
 
+/// The time of the holds in these tests.
 const LASTS: Duration = Duration::from_secs(120);
+
+/// The time of most events.
 const NOW: Time = at(1);
 
 const fn at(seconds: u64) -> Time {
@@ -71,7 +74,7 @@ fn take(starts: &Starts, id: HoldId, hold: Hold, now: Time) -> bool {
     }
 }
 
-/// What comes back, and what is to be charged, by a settlement of so many hits.
+/// Returns the tokens that come back, and the hits to be charged, by a settlement of so many hits.
 fn settle(starts: &Starts, id: HoldId, hits: u64) -> Option<(LeasedTokens, u64)> {
     match starts.settle(id, true, NOW) {
         Settlement::Of(hold, _) => {
@@ -232,7 +235,7 @@ fn a_start_that_is_asked_for_ends_by_its_verdict() {
     let (held, end) = starts.conclude(start, NOW).expect("its end came meanwhile");
     assert_eq!((held.len(), end), (1, End::Charged));
     assert_eq!(count(&starts, HoldCounter::InForce), 0);
-    // The same by the log, which tells the cost.
+    // An entry of the log tells the cost.
     let start = begin(&starts, id(1), NOW);
     assert_eq!(starts.end(id(1).request, End::Cost(7), NOW), Some((Owner::UNKNOWN, Held::new())));
     assert_eq!(starts.forget(start), Some((Held::new(), Some(End::Cost(7)))));

@@ -1,4 +1,4 @@
-//! What a request has started ends, in whatever way the request goes.
+//! Starts end, in whatever way their requests go.
 
 use std::net::IpAddr;
 
@@ -108,7 +108,7 @@ async fn an_answer_that_was_not_read_is_undone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_envoy_has_started_is_released_three_seconds_after_it_is_gone() {
+async fn starts_of_an_envoy_that_is_gone_are_released_after_the_grace() {
     let scene = Scene::new();
     for n in 0..LIMIT {
         assert!(scene.starts("slot", &n.to_string(), 1).await);
@@ -176,7 +176,7 @@ async fn an_entry_of_the_log_ends_a_start_and_tells_its_cost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_that_comes_after_its_end_takes_nothing_and_is_charged_the_cost() {
+async fn a_start_after_its_end_takes_nothing_and_is_charged_the_cost() {
     let scene = Scene::new();
     let node = scene.pod.connect_node("envoy");
     assert!(!scene.pod.end_start("1", Some(30), node));
@@ -203,7 +203,7 @@ async fn a_request_without_an_answer_is_charged_what_its_log_says() {
     assert!(scene.pod.end_start("1", Some(120), node));
     seconds(1).await;
     assert_eq!(scene.remaining().await, 880);
-    // The same of a start that is given up while its lease is asked for.
+    // A start may be given up while its lease is asked for.
     *scene.rig.store.round_trip.lock() = MAX_WAIT * 4;
     let second = start("tokens", "2", 880);
     assert!(tokio::time::timeout(MAX_WAIT / 2, scene.decided(&second)).await.is_err());
@@ -248,7 +248,7 @@ async fn no_more_requests_of_one_id_run_than_the_limit_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_that_gives_no_more_signs_of_life_is_released_while_others_do() {
+async fn a_start_without_further_signs_of_life_is_released() {
     let scene = Scene::new();
     let node = scene.pod.connect_node("envoy");
     assert!(scene.starts("slot", "silent", 1).await);
@@ -267,7 +267,7 @@ async fn a_start_that_gives_no_more_signs_of_life_is_released_while_others_do() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reset_frees_the_slots_of_a_key_and_takes_nothing_back_from_older_holds() {
+async fn a_reset_frees_slots_and_takes_nothing_back_from_older_holds() {
     let scene = Scene::new();
     for n in 0..LIMIT {
         assert!(scene.starts("slot", &n.to_string(), 1).await);
