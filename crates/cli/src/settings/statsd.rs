@@ -161,7 +161,8 @@ impl Mogrifier {
             let fix = format!("as in {variable}={fix}");
             faults.add(Fault::new(variable, problem, fix).with_found(found));
         };
-        let example = r"^ratelimit\.service\.rate_limit\.(.*)\.(.*)\.(.*)$";
+        // A value of a client may have dots: the first and the last part exclude them.
+        let example = r"^ratelimit\.service\.rate_limit\.([^.]*)\.(.*)\.([^.]*)$";
         let compiled = match Regex::new(&pattern) {
             Ok(compiled) if !pattern.is_empty() => Some(compiled),
             Ok(_) => {

@@ -99,25 +99,44 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// A name without what would end it or its line: keys have text from requests.
+/// Returns a name that servers read as nothing but a name. Keys have text from requests, which
+/// would otherwise end a metric or its line, or begin tags.
+///
+/// | text | what servers read there |
+/// |---|---|
+/// | a control character, `:`, `\|` | the end of the line, of the name, of the value |
+/// | `.__` | a tag of lyft/gostats, as those of `EXTRA_TAGS` |
+/// | `#` `,` `;` `[` `]` | tags of Librato, InfluxDB, Graphite, SignalFX |
 fn safe(name: &str) -> Cow<'_, str> {
-    let ends = |c: char| c.is_control() || c == ':' || c == '|';
-    match name.contains(ends) {
-        true => Cow::Owned(name.replace(ends, "_")),
+    let separates = |c: char| c.is_control() || ":|#,;[]".contains(c);
+    // Replaced first: `.::` becomes `.__`.
+    let name = match name.contains(separates) {
+        true => Cow::Owned(name.replace(separates, "_")),
         false => Cow::Borrowed(name),
-    }
+    };
+    if name.contains(".__") { Cow::Owned(without_gostats_tags(&name)) } else { name }
 }
 
-/// The new name and the tags that a mogrifier makes of `name`; `None` if its pattern does not
-/// match.
+/// Replaces each dot before two underscores by another underscore. The end comes first, since a
+/// dot that is replaced may be one of the two underscores behind a dot before it.
+fn without_gostats_tags(name: &str) -> String {
+    let mut underscores = 0;
+    let replaced = name.chars().rev().map(|c| {
+        let c = if c == '.' && underscores >= 2 { '_' } else { c };
+        underscores = if c == '_' { underscores + 1 } else { 0 };
+        c
+    });
+    let reversed: Vec<_> = replaced.collect();
+    reversed.into_iter().rev().collect()
+}
+
+/// Returns the new name and the tags that a mogrifier makes of a name that is safe; `None` if its
+/// pattern does not match.
 fn renamed<'n>(mogrifier: &Mogrifier, name: &str) -> Option<(Cow<'n, str>, String)> {
     let found = mogrifier.pattern.captures(name)?;
     let part = |at: usize| (at < found.len()).then(|| found.get(at).map_or("", |it| it.as_str()));
-    let tags = mogrifier.tags.iter().map(|(tag, value)| {
-        let value = filled(value, part);
-        // A comma would begin another tag.
-        format!("{tag}:{}", value.replace(',', "_"))
-    });
+    // `name` is safe: it has no comma, which would begin another tag.
+    let tags = mogrifier.tags.iter().map(|(tag, value)| format!("{tag}:{}", filled(value, part)));
     let tags = tags.collect::<Vec<_>>().join(",");
     Some((Cow::Owned(filled(&mogrifier.name, part)), tags))
 }
@@ -185,10 +204,62 @@ mod tests {
     }
 
     #[test]
-    fn a_name_from_a_request_ends_neither_its_line_nor_its_metric() {
+    fn a_value_of_a_request_ends_neither_its_line_nor_its_metric() {
         let mut lines = Lines::new(&StatsdDialect::Statsd, &[], 100);
         lines.counter("a.x:1|c\nforged", 1);
         assert_eq!(text(lines), "a.x_1_c_forged:1|c\n");
+    }
+
+    /// Values of requests, and the names that hold them.
+    const HOSTILE: [(&str, &str); 9] = [
+        ("x.__zone=b.__team=victim", "x___zone=b___team=victim"),
+        ("x.::zone=b", "x___zone=b"),
+        ("x.|\u{85}zone=b", "x___zone=b"),
+        ("x..__zone=b", "x____zone=b"),
+        ("x._.__zone=b", "x_____zone=b"),
+        ("x,zone=b", "x_zone=b"),
+        ("x#zone:b", "x_zone_b"),
+        ("x;zone=b", "x_zone=b"),
+        ("x[zone=b]", "x_zone=b_"),
+    ];
+
+    #[test]
+    fn a_value_of_a_request_makes_no_tag_in_either_dialect() {
+        let mogrified = dialect(&[
+            ("USE_DOG_STATSD", "true"),
+            ("USE_DOG_STATSD_MOGRIFIERS", "ANY"),
+            ("DOG_STATSD_MOGRIFIER_ANY_PATTERN", "^shop\\.user_(.*)$"),
+            ("DOG_STATSD_MOGRIFIER_ANY_NAME", "hits.$1"),
+            ("DOG_STATSD_MOGRIFIER_ANY_TAGS", "user:$1"),
+        ]);
+        let dog = StatsdDialect::DogStatsd(Vec::new());
+        for (value, safe) in HOSTILE {
+            for (dialect, expected) in [
+                (&StatsdDialect::Statsd, format!("shop.user_{safe}.__team=shop.__zone=a:1|c\n")),
+                (&dog, format!("shop.user_{safe}:1|c|#team:shop,zone:a\n")),
+                (&mogrified, format!("hits.{safe}:1|c|#team:shop,zone:a,user:{safe}\n")),
+            ] {
+                let mut lines = Lines::new(dialect, &tags(), 1000);
+                lines.counter(&format!("shop.user_{value}"), 1);
+                assert_eq!(text(lines), expected, "{value:?}");
+            }
+        }
+    }
+
+    /// All texts of up to seven characters of which a server gives a meaning to some.
+    #[test]
+    fn no_short_text_becomes_a_tag_or_a_second_metric() {
+        const CHARACTERS: [char; 6] = ['.', '_', ':', ',', '=', 'k'];
+        let mut texts = vec![String::new()];
+        for _ in 0..7 {
+            let longer = texts.iter().flat_map(|text| CHARACTERS.map(|c| format!("{text}{c}")));
+            texts = longer.collect();
+            for text in &texts {
+                let name = safe(text);
+                assert!(!name.contains(".__") && !name.contains([':', ',']), "{text:?}: {name:?}");
+                assert_eq!(name.chars().count(), text.chars().count(), "{text:?}: {name:?}");
+            }
+        }
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "as servers cut the quotient")]
