@@ -69,6 +69,22 @@ fn settings_that_are_faulty_or_unknown_are_told() {
 }
 
 #[test]
+fn a_secret_in_the_extension_is_refused_and_not_repeated() {
+    let (_rules, options) = options();
+    let url = "redis://:hunter2@127.0.0.1:1";
+    for (name, value) in [("KEY_SECRET", "hunter2"), ("REDIS_URL", url)] {
+        let (is_valid, log) = options.clone().set(name, value).validate();
+        assert!(!is_valid && !log.contains("hunter2"), "{log}");
+        let fault = format!("{name}: a secret in extension_config shows in Envoy's /config_dump");
+        assert!(log.contains(&fault) && log.contains(&format!("{name}_FILE")), "{log}");
+    }
+    let files = TempDir::new().unwrap();
+    let bootstrap = options.bootstrap(files.path()).to_string();
+    let (is_valid, log) = validate(&bootstrap, &[("KEY_SECRET", "hunter2")]);
+    assert!(is_valid, "{log}");
+}
+
+#[test]
 fn two_extensions_have_the_same_settings() {
     let (_rules, options) = options();
     for (timeout, expected) in [("1s", true), ("2s", false)] {

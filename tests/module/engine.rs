@@ -33,6 +33,43 @@ async fn the_pages_of_the_engine_are_on_envoys_admin_port_and_on_a_port_that_is_
 }
 
 #[tokio::test]
+async fn values_of_hot_keys_are_on_the_debug_port_only() {
+    let rules = Rules::new(&file("guarded", &[rule("path", 5, "")]));
+    let port = free_port();
+    let options = Options::new("guarded", &rules).set("DEBUG_PORT", port);
+    let envoy = options.set("HOT_KEYS_VALUES", true).set("HOT_KEYS_SAMPLE", 1).start().await;
+    assert_eq!(envoy.get("/alice", &[]).await.status, 200);
+    let debug = std::net::SocketAddr::from(([127, 0, 0, 1], port));
+    for page in ["/hotkeys", "/status"] {
+        let within = envoy.admin(&format!("/ratelease{page}")).await;
+        let beside = http::get(debug, page).await.unwrap().body;
+        let count = |page: &str| page.matches(r#""rule":"guarded.path""#).count();
+        assert_eq!(count(&within), count(&beside), "the keys are on both: {within}");
+        assert!(beside.contains("path=/alice") && !within.contains("alice"), "{within} {beside}");
+    }
+    end(envoy).await;
+}
+
+#[tokio::test]
+async fn a_debug_token_keeps_the_pages_off_envoys_admin_port() {
+    let rules = Rules::new(&file("token", &[rule("path", 5, "")]));
+    let port = free_port();
+    let options = Options::new("token", &rules).set("DEBUG_PORT", port);
+    let envoy = options.start_in(&[("DEBUG_TOKEN", "hunter2")]).await;
+    let page = envoy.admin("/ratelease").await;
+    assert!(page.starts_with("invalid path") && !page.contains("ratelease:"), "{page}");
+    let log = envoy.process().log();
+    assert!(log.contains("which hands over no DEBUG_TOKEN"), "{log}");
+    let debug = std::net::SocketAddr::from(([127, 0, 0, 1], port));
+    let mut client = http::Client::connect(debug).await.unwrap();
+    for (token, status) in [("Bearer hunter2", 200), ("Bearer hunter3", 401)] {
+        let answer = client.get("/status", &[("authorization", token)]).await.unwrap();
+        assert_eq!(answer.status, status, "{token}");
+    }
+    end(envoy).await;
+}
+
+#[tokio::test]
 async fn two_envoys_of_one_host_open_no_port_unless_it_is_asked_for() {
     let rules = Rules::new(&file("ports", &[rule("path", 5, "")]));
     let options = Options::new("ports", &rules);

@@ -11,7 +11,7 @@ use crate::grammar;
 use crate::health::{self, HealthFlags};
 use crate::out::{self, Out};
 use crate::safe::Safe;
-use crate::settings::{Flags, Role, Settings, SettingsError};
+use crate::settings::{Faults, Flags, OTLP_SECRETS, Role, Settings, SettingsError};
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -106,6 +106,23 @@ impl Task {
             Command::Health(flags) => Ok(Self::Health(flags)),
         }
     }
+}
+
+/// Returns a fault for each secret of `serve` among the variables that `given` returns, which others
+/// can read; `problem` says where. `env` has all variables.
+///
+/// # Errors
+/// As [`Task::parse`].
+pub fn shown_secrets(
+    given: &dyn Fn(&str) -> Option<String>,
+    env: &dyn Fn(&str) -> Option<String>,
+    problem: &str,
+) -> Result<Faults, SettingsError> {
+    let args = ["ratelease".into(), "serve".into()];
+    let mut faults = grammar::shown_variables::<Cli>(Role::Ratelease, &args, given, env, problem)?;
+    let of_collectors = OTLP_SECRETS.into_iter().filter(|name| given(name).is_some());
+    of_collectors.for_each(|name| faults.add(grammar::shown_secret(name, problem)));
+    Ok(faults)
 }
 
 /// Adds how to name the directory of the rules to the error of `serve` with a path.

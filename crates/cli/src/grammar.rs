@@ -37,7 +37,7 @@ pub fn read<P: Parser>(
     command::<P>(role, &stores, &|_| None).try_get_matches_from(args)?;
     let grammar = command::<P>(role, &stores, env);
     let matches = grammar.clone().try_get_matches_from(args)?;
-    let faults = shown_in_ps(&matches);
+    let faults = shown(&matches, ValueSource::CommandLine, "a secret given as a flag shows in ps");
     if !faults.is_empty() {
         return Err(SettingsError::Faults(faults));
     }
@@ -160,9 +160,25 @@ fn with_settings(command: Command, complete: &dyn Fn(Command) -> Command) -> Com
     complete(command).mut_subcommands(|subcommand| with_settings(subcommand, complete))
 }
 
-/// Reports a fault for each secret on the command line, where every user of the machine can read
-/// it. The type of a flag says whether it is a secret.
-fn shown_in_ps(matches: &ArgMatches) -> Faults {
+/// Returns a fault for each secret of `args` among the variables that `given` returns, which others
+/// can read; `problem` says where. `env` has all variables.
+///
+/// # Errors
+/// clap's message about `args`.
+pub(crate) fn shown_variables<P: Parser>(
+    role: Role,
+    args: &[OsString],
+    given: &dyn Fn(&str) -> Option<String>,
+    env: &dyn Fn(&str) -> Option<String>,
+    problem: &str,
+) -> Result<Faults, SettingsError> {
+    let grammar = command::<P>(role, &store_names(args, env), given);
+    Ok(shown(&grammar.try_get_matches_from(args)?, ValueSource::DefaultValue, problem))
+}
+
+/// Returns a fault for each secret from `source`, where others can read it; `problem` says so. The
+/// type of a flag says whether it is a secret.
+fn shown(matches: &ArgMatches, source: ValueSource, problem: &str) -> Faults {
     let mut faults = Faults::default();
     let mut innermost = matches;
     while let Some((_, matches)) = innermost.subcommand() {
@@ -170,15 +186,19 @@ fn shown_in_ps(matches: &ArgMatches) -> Faults {
     }
     for id in innermost.ids() {
         let id = id.as_str();
-        let given = innermost.value_source(id) == Some(ValueSource::CommandLine);
+        let given = innermost.value_source(id) == Some(source);
         let Ok(Some(secret)) = innermost.try_get_one::<Secret>(id) else { continue };
-        if given && !may_show(id, secret.reveal()) {
-            let problem = "a secret given as a flag shows in ps";
-            let fix = format!("set {id} in the environment, or name a file in {id}_FILE");
-            faults.add(Fault::new(id, problem, fix));
+        if given && !secret.is_empty() && !may_show(id, secret.reveal()) {
+            faults.add(shown_secret(id, problem));
         }
     }
     faults
+}
+
+/// Returns the fault of a secret where others can read it; `problem` says where that is.
+pub(crate) fn shown_secret(name: &str, problem: &str) -> Fault {
+    let fix = format!("set {name} in the environment, or name a file in {name}_FILE");
+    Fault::new(name, problem, fix)
 }
 
 /// Returns whether the text of a secret may show: it is a URL without a password.

@@ -36,6 +36,7 @@ pub use table::{
     Flags, Names, Row, Section, Sections, Setting, Values, optional, parsed_secret, path, secret,
     setting, switch, text,
 };
+pub(crate) use telemetry::OTLP_SECRETS;
 pub use telemetry::{
     Identity, LogFormat, LogLevel, Logging, Metrics, Otlp, OtlpCompression, OtlpProtocol, OtlpTls,
     Push, Telemetry, Tracing,

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Limited};
 use parking_lot::Mutex;
-use ratelease_cli::commands::Task;
+use ratelease_cli::commands::{Task, shown_secrets};
 use ratelease_cli::settings::{Settings, SettingsError, is_read_sometimes, process_env};
 use ratelease_engine::time::Clock;
 use ratelease_server::service::{DecisionService, Peer};
@@ -39,8 +39,9 @@ pub struct Engine {
     pub peer: Peer,
     /// The runtime of the engine's thread.
     pub runtime: Handle,
-    /// The pages of the debug port.
-    pub pages: Pages,
+    /// The pages of the debug port; `None` with a `DEBUG_TOKEN`, as Envoy hands over no headers in
+    /// which a request could present it.
+    pub pages: Option<Pages>,
     log: Option<LogWriter>,
     running: Mutex<Option<Running>>,
     is_down: AtomicBool,
@@ -56,7 +57,7 @@ struct Running {
 }
 
 /// What the engine's thread reports once it is ready.
-type Started = (DecisionService, Pages, Handle);
+type Started = (DecisionService, Option<Pages>, Handle);
 
 /// Maximum time to write the last lines of the log.
 const FLUSH_MAX: Duration = Duration::from_millis(500);
@@ -152,6 +153,7 @@ fn run(
         Ok(runtime) => runtime,
         Err(error) => return refuse(format!("cannot start the runtime: {error}")),
     };
+    let has_token = !settings.listeners.debug_token.is_empty();
     runtime.block_on(async {
         let app = match App::build_embedded(settings, clock, log, Arc::clone(&GIVEN)).await {
             Ok(app) => app,
@@ -159,7 +161,7 @@ fn run(
         };
         app.wait_for_parts().await;
         tracing::info!("{}", app.banner());
-        let pages = Pages::new(app.pages(), Handle::current());
+        let pages = (!has_token).then(|| Pages::new(app.pages(), Handle::current()));
         if report.send(Ok((app.service(), pages, Handle::current()))).is_err() {
             return;
         }
@@ -220,17 +222,21 @@ pub fn claim(overrides: Option<&Overrides>) -> Result<Overrides, String> {
     }
 }
 
+/// The problem of a secret among the settings of the extension.
+const SHOWN: &str = "a secret in extension_config shows in Envoy's /config_dump";
+
 /// Reads the settings as `ratelease serve` does.
 ///
 /// # Errors
 ///
-/// Every fault, and names that are no settings.
+/// Every fault, names that are no settings, and secrets among `overrides`.
 pub fn settings(overrides: &Overrides) -> Result<Settings, String> {
     let asked = RefCell::new(HashSet::new());
     let env = |name: &str| {
         asked.borrow_mut().insert(name.to_owned());
         overrides.get(name).cloned().or_else(|| process_env(name))
     };
+    let given = |name: &str| overrides.get(name).filter(|value| !value.is_empty()).cloned();
     let parse = |flags: Vec<OsString>| {
         Task::parse("ratelease", ["serve".into()].into_iter().chain(flags), &env)
     };
@@ -243,6 +249,10 @@ pub fn settings(overrides: &Overrides) -> Result<Settings, String> {
         // The variables have not been read.
         faults.push(text.lines().next().unwrap_or_default().to_owned());
         task = parse(Vec::new());
+    }
+    match shown_secrets(&given, &env, SHOWN) {
+        Ok(shown) => faults.extend(shown.iter().map(ToString::to_string)),
+        Err(error) => faults.push(error.to_string()),
     }
     faults.extend(unknown(overrides, &asked.borrow()));
     match task {
@@ -292,7 +302,7 @@ pub struct Pages {
 // === impl Pages ===
 
 impl Pages {
-    /// Pages that are rendered in `runtime`.
+    /// Makes pages that are rendered in `runtime`.
     pub fn new(routes: Router, runtime: Handle) -> Self {
         Self { routes, runtime }
     }
@@ -309,7 +319,8 @@ impl Pages {
         if method != b"GET" {
             return (405, b"pages are read with GET\n".to_vec());
         }
-        // A host that the guard of the debug port lets through: Envoy's admin port guards itself.
+        // A host that the guard of the debug port lets through. Envoy hands over no headers, so a page
+        // of any name can read this page: `Below` leaves out the values of clients.
         let request = http::Request::get(path).header("host", "localhost").body(String::new());
         let Ok(mut request) = request else { return (400, b"no such page\n".to_vec()) };
         request.extensions_mut().insert(Below(PREFIX));
@@ -358,6 +369,37 @@ mod tests {
                 assert!(faults.contains(fault), "{flag}: {fault:?} in {faults}");
             }
         }
+    }
+
+    #[test]
+    fn a_secret_of_the_extension_is_a_fault_without_its_text() {
+        const SECRETS: [(&str, &str); 13] = [
+            ("KEY_SECRET", "hunter2"),
+            ("KEY_SECRET_PREVIOUS", "hunter2"),
+            ("DEBUG_TOKEN", "hunter2"),
+            ("REDIS_URL", "redis://:hunter2@redis:6379"),
+            ("REDIS_AUTH", "hunter2"),
+            ("REDIS_SENTINEL_AUTH", "hunter2"),
+            ("REDIS_PERSECOND_URL", "redis://user:hunter2@redis:6379"),
+            ("REDIS_PERSECOND_AUTH", "hunter2"),
+            ("REDIS_STORE_GOLD_URL", "hunter2@redis"),
+            ("REDIS_STORE_GOLD_AUTH", "hunter2"),
+            ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "authorization:hunter2"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=hunter2"),
+            ("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "authorization=hunter2"),
+        ];
+        let pair = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        let all = SECRETS.into_iter().chain([("REDIS_STORES", "gold"), ("PORT", "x")]);
+        let faults = settings(&all.map(pair).collect()).unwrap_err();
+        for (name, _) in SECRETS {
+            let fault =
+                format!("{name}: a secret in extension_config shows in Envoy's /config_dump");
+            let fix = format!("set {name} in the environment, or name a file in {name}_FILE");
+            assert!(faults.contains(&format!("{fault}; {fix}")), "{name} in {faults}");
+        }
+        assert!(faults.contains("PORT: expected") && !faults.contains("hunter2"), "{faults}");
+        let good = [("REDIS_URL", "redis:6379"), ("KEY_SECRET", ""), ("DEBUG_TOKEN_FILE", "")];
+        assert_eq!(settings(&good.map(pair).into_iter().collect()).err(), None);
     }
 
     #[test]

@@ -47,6 +47,10 @@ pub struct Extension {
     _scheduler: Option<ConfigScheduler>,
 }
 
+/// Why there are no pages on Envoy's admin port.
+const NO_PAGES: &str = "no pages on Envoy's admin port, which hands over no DEBUG_TOKEN; they are on \
+                        DEBUG_PORT, if that is set";
+
 /// The event that says that the engine is ready.
 const READY: u64 = 1;
 
@@ -106,6 +110,10 @@ impl Config for FilterConfig {
 
 impl Bootstrap for Extension {
     fn initialized(&self, host: &BootstrapHost<'_>) {
+        if self.engine.as_ref().is_some_and(|engine| engine.pages.is_none()) {
+            tracing::info!("{NO_PAGES}");
+            return;
+        }
         let refused = engine::PAGES.iter().filter(|(path, help)| !host.serve_admin(path, help));
         if refused.count() > 0 {
             warn("pages are not on the admin port: there is none, or it has pages of their names");
@@ -123,8 +131,8 @@ impl Bootstrap for Extension {
     }
 
     fn admin(&self, method: &[u8], path: &[u8], _: &[u8]) -> (u32, Vec<u8>) {
-        match &self.engine {
-            Some(engine) => engine.pages.get(method, path),
+        match self.engine.as_ref().and_then(|engine| engine.pages.as_ref()) {
+            Some(pages) => pages.get(method, path),
             None => (503, b"Envoy only checks its configuration\n".to_vec()),
         }
     }

@@ -107,7 +107,8 @@ async fn absent(uri: Uri) -> impl IntoResponse {
     (StatusCode::NOT_FOUND, [(CONTENT_TYPE, PLAIN)], page)
 }
 
-/// Another server has the pages below this path, without those of the debug port only.
+/// Another server, which has no [`guard`], has the pages below this path. It has no values of
+/// clients, and no page that is for the debug port only.
 #[derive(Debug, Clone, Copy)]
 pub struct Below(pub &'static str);
 
@@ -143,12 +144,24 @@ const PAGES: [(&str, &str); 7] = [
     ("/status", "what follows and more, as JSON"),
 ];
 
-async fn status_json(State(status): State<Status>) -> impl IntoResponse {
-    json(move || status.json()).await
+async fn status_json(
+    below: Option<Extension<Below>>,
+    State(status): State<Status>,
+) -> impl IntoResponse {
+    json(move || for_server(status, below.is_some()).json()).await
 }
 
-async fn hot_keys(State(status): State<Status>) -> impl IntoResponse {
-    json(move || status.hot_keys_by_rule()).await
+async fn hot_keys(
+    below: Option<Extension<Below>>,
+    State(status): State<Status>,
+) -> impl IntoResponse {
+    json(move || for_server(status, below.is_some()).hot_keys_by_rule()).await
+}
+
+/// Returns the status for a server. Another server (`is_other`) has no [`guard`], so values of
+/// clients are left out.
+fn for_server(status: Status, is_other: bool) -> Status {
+    Status { shows_values: status.shows_values && !is_other, ..status }
 }
 
 async fn json(value: impl FnOnce() -> Value + Send + 'static) -> impl IntoResponse {

@@ -637,6 +637,7 @@ impl ProcessStats {
             stats: Arc::new(stats),
             history: History::default(),
             settings: settings.into(),
+            shows_values: true,
         };
         MetricsSources {
             meters,

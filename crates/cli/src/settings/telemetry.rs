@@ -377,6 +377,13 @@ struct Lookup<'a> {
 #[derive(Clone)]
 pub struct OtlpTls(Arc<ClientConfig>);
 
+/// Variables of collectors that hold secrets. Each has a twin, `…_FILE`, that names a file.
+pub(crate) const OTLP_SECRETS: [&str; 3] = [
+    "OTEL_EXPORTER_OTLP_HEADERS",
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+    "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
+];
+
 /// Suffixes of variables that name files, after `OTEL_EXPORTER_OTLP_`.
 const ROOTS: &str = "CERTIFICATE";
 const CERTIFICATE: &str = "CLIENT_CERTIFICATE";

@@ -45,6 +45,8 @@ pub struct Status {
     pub history: History,
     /// The settings of the process.
     pub settings: Arc<[EffectiveSetting]>,
+    /// Whether hot keys have the entries of clients, where they were kept (`HOT_KEYS_VALUES`).
+    pub shows_values: bool,
 }
 
 /// When the process began, and how long it took until it served. A cheap handle: clones share it.
@@ -265,7 +267,17 @@ impl Status {
 
     fn hot_keys(&self) -> Value {
         let HottestKeys { requested, denied } = self.stats.hot_keys(HOT_KEYS_MAX);
-        json!({"requested": hot_keys(&requested), "denied": hot_keys(&denied)})
+        json!({"requested": self.hot_keys_json(&requested), "denied": self.hot_keys_json(&denied)})
+    }
+
+    fn hot_keys_json(&self, hot: &[HotKey]) -> Value {
+        hot.iter().map(|hot| self.hot_key(hot)).collect()
+    }
+
+    fn hot_key(&self, hot: &HotKey) -> Value {
+        let HotKey { key, rule, count, share, values, .. } = hot;
+        let values = values.as_ref().filter(|_| self.shows_values);
+        json!({"key": key, "rule": rule, "count": count, "share": share, "values": values})
     }
 
     /// The object of `/hotkeys`. Separate from `/status`, which is sent each second.
@@ -276,8 +288,8 @@ impl Status {
                 "rule": rule,
                 "requests": requests,
                 "denials": denials,
-                "requested": hot_keys(&top.requested),
-                "denied": hot_keys(&top.denied),
+                "requested": self.hot_keys_json(&top.requested),
+                "denied": self.hot_keys_json(&top.denied),
             })
         };
         json!({"all": self.hot_keys(), "rules": rules.iter().map(of_rule).collect::<Value>()})
@@ -289,15 +301,6 @@ impl Status {
             .map(|it| json!({"name": it.name, "value": it.value, "default": it.is_default}))
             .collect()
     }
-}
-
-fn hot_keys(hot: &[HotKey]) -> Value {
-    hot.iter().map(hot_key).collect()
-}
-
-fn hot_key(hot: &HotKey) -> Value {
-    let HotKey { key, rule, count, share, values, .. } = hot;
-    json!({"key": key, "rule": rule, "count": count, "share": share, "values": values})
 }
 
 /// A rule and its counts.

@@ -100,6 +100,7 @@ pub(in crate::admin) fn status_of(stats: Fixed) -> Status {
         stats: Arc::new(stats),
         history: History::default(),
         settings: Arc::new([setting("log-level", "info", true)]),
+        shows_values: true,
     }
 }
 

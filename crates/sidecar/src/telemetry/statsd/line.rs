@@ -105,7 +105,7 @@ impl<'a> Lines<'a> {
 /// | text | what servers read there |
 /// |---|---|
 /// | a control character, `:`, `\|` | the end of the line, of the name, of the value |
-/// | `.__` | a tag of lyft/gostats, as those of `EXTRA_TAGS` |
+/// | `.__` | a tag of lyft/gostats, the form in which `EXTRA_TAGS` are sent |
 /// | `#` `,` `;` `[` `]` | tags of Librato, InfluxDB, Graphite, SignalFX |
 fn safe(name: &str) -> Cow<'_, str> {
     let separates = |c: char| c.is_control() || ":|#,;[]".contains(c);
