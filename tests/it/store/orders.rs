@@ -1,16 +1,18 @@
 //! Orders for single keys on a real Redis: what a follower hears, also after it was not connected.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ratelease_engine::order::{ORDERS_MAX, Order, Ordered};
-use ratelease_engine::store::redis::RedisStore;
-use ratelease_engine::store::{Ask, Store, StoreError};
+use ratelease_engine::store::redis::{RedisSettings, RedisStore};
+use ratelease_engine::store::{Ask, Heartbeat, Store, StoreError};
 use ratelease_rules::key::Key;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::{ask, connected, granted, patient, within};
-use crate::support::redis::Single;
+use super::{ask, connected, granted, patient, until, within};
+use crate::support::now;
+use crate::support::redis::{Cluster, Single};
+use crate::support::redis_cluster::ClusterOptions;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -116,3 +118,98 @@ async fn another_programs_stream_is_left_as_it_is() {
     assert_eq!(refused, Err(StoreError::ForeignValue));
     assert_eq!(single.server.command::<usize>(&["XLEN", "rl:orders"]), 1);
 }
+
+/// How late an order may be once Redis takes orders again: 250 ms are promised, and the rest is for
+/// a busy machine.
+const SOON: Duration = Duration::from_millis(1_000);
+
+/// Gives an order as soon as Redis takes it, as `ratectl` would that connects now, and returns how
+/// long after that the follower hears of it.
+async fn heard_after(
+    config: &RedisSettings,
+    ask: &Ask,
+    orders: &mut UnboundedReceiver<Ordered>,
+) -> Duration {
+    let given = until_given(config, ask).await;
+    let is_it = |ordered: &Ordered| match ordered {
+        Ordered::Now(key, Order::Block(_)) => *key == ask.key,
+        Ordered::Blocked(keys) => keys.iter().any(|(key, _)| *key == ask.key),
+        Ordered::Now(..) => false,
+    };
+    while !is_it(&next(orders).await) {}
+    given.elapsed()
+}
+
+async fn until_given(config: &RedisSettings, ask: &Ask) -> Instant {
+    within(40, "an order is taken", async {
+        loop {
+            let store = RedisStore::spawn(config.clone(), "");
+            if store.order(ask, Order::Block(HOUR)).await.is_ok() {
+                return now();
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn orders_are_heard_at_once_after_a_replica_took_over() {
+    let options = ClusterOptions { node_timeout_ms: 1_500, ..ClusterOptions::new(3, 1) };
+    let mut late = Vec::new();
+    for is_killed in [false, true] {
+        let cluster = Cluster::start_with(&options);
+        let store = connected(cluster.config()).await;
+        let mut orders = followed(&store);
+        assert_eq!(next(&mut orders).await, Ordered::Blocked(Vec::new()));
+        let at = cluster.slot_owner(0, "rl:orders");
+        let (master, replica) = (&cluster.nodes[at], &cluster.nodes[at + 3]);
+        if is_killed {
+            master.kill()
+        } else {
+            master.stop()
+        };
+        let took_over = async || replica.info("replication")["role"] == "master";
+        until(30, "the replica takes over", took_over).await;
+        let took = heard_after(&cluster.config(), &ask(5, 0, 0), &mut orders).await;
+        println!("after a failover, killed {is_killed}: {took:?}");
+        late.extend((took > SOON).then_some(took));
+    }
+    assert!(late.is_empty(), "{late:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn orders_are_heard_at_once_after_an_outage() {
+    let mut single = Single::start();
+    let store = connected(single.config()).await;
+    let mut orders = followed(&store);
+    assert_eq!(next(&mut orders).await, Ordered::Blocked(Vec::new()));
+    let mut late = Vec::new();
+    for is_killed in [false, true] {
+        if is_killed {
+            single.server.kill()
+        } else {
+            single.server.stop()
+        };
+        // Heartbeats find out, as in a pod.
+        let beats = async {
+            loop {
+                let _ = store.beat(BEAT).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        let _ = tokio::time::timeout(Duration::from_secs(12), beats).await;
+        if is_killed {
+            single.server.start_again()
+        } else {
+            single.server.cont()
+        };
+        within(10, "the store connects", async { while store.beat(BEAT).await.is_err() {} }).await;
+        let took = heard_after(&single.config(), &ask(5, 0, 0), &mut orders).await;
+        println!("after an outage, killed {is_killed}: {took:?}");
+        late.extend((took > SOON).then_some(took));
+    }
+    assert!(late.is_empty(), "{late:?}");
+}
+
+const BEAT: Heartbeat =
+    Heartbeat { pod: 1, lasts: Duration::from_secs(3), leaves: false, domain: None };

@@ -127,6 +127,15 @@ impl RedisStore {
         Ok(Trip::new(&call).result(self, pods).await?)
     }
 
+    /// How long a reply of the owner of `slot` may take at present.
+    fn reply_time(&self, slot: usize) -> Duration {
+        let time = match &self.servers {
+            Servers::One(link) => Some(link.timeout()),
+            Servers::Cluster(cluster) => cluster.timeout(slot),
+        };
+        time.unwrap_or(self.context.settings.timeout)
+    }
+
     fn routes(&self) -> bool {
         matches!(self.servers, Servers::Cluster(_))
     }
@@ -367,12 +376,7 @@ impl<'a> Trip<'a> {
     }
 
     fn deadline(&self, store: &RedisStore) -> Duration {
-        let reply = match &store.servers {
-            Servers::One(link) => Some(link.timeout()),
-            Servers::Cluster(cluster) => cluster.timeout(self.slot),
-        };
-        let reply = reply.unwrap_or(store.context.settings.timeout);
-        (REPLIES * reply + WAITS).min(DEADLINE_MAX)
+        (REPLIES * store.reply_time(self.slot) + WAITS).min(DEADLINE_MAX)
     }
 }
 

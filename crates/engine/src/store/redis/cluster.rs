@@ -20,8 +20,8 @@
 //! Here each master has its own [`Reconnecting`], so a failing node affects only its own slots.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -132,6 +132,29 @@ impl Cluster {
             None => {
                 let text = format!("no node of the cluster owns slot {slot}");
                 Err(Fault::new(Kind::NotSent, text))
+            }
+        }
+    }
+
+    /// Waits until the owner of `slot`, whichever that is by then, has a connection that is not
+    /// `than`.
+    pub(super) async fn renewed(&self, slot: usize, than: &Weak<Connection>) {
+        let mut map = self.shared.map.subscribe();
+        loop {
+            let link = match &*map.borrow_and_update() {
+                Known::Map(map) => map.owner(slot).cloned(),
+                Known::Unknown | Known::Nothing(_) => None,
+            };
+            let renewed = async {
+                match &link {
+                    Some(link) => link.renewed(than).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = renewed => return,
+                // It fails only if the sender is dropped, which `shared` holds.
+                _ = map.changed() => {}
             }
         }
     }

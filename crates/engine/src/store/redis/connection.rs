@@ -4,7 +4,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use futures_util::future::select_ok;
@@ -682,8 +682,17 @@ impl Reconnecting {
 
     /// Waits until there is a connection.
     pub(super) async fn up(&self) {
+        self.renewed(&Weak::new()).await;
+    }
+
+    /// Waits until there is a connection that is not `than`.
+    pub(super) async fn renewed(&self, than: &Weak<Connection>) {
+        let is_other = |state: &State| match state {
+            State::Up(connection) => !Weak::ptr_eq(&Arc::downgrade(connection), than),
+            State::Connecting | State::Down(_) => false,
+        };
         let mut state = self.state.clone();
-        let _ = state.wait_for(|state| matches!(state, State::Up(_))).await;
+        let _ = state.wait_for(is_other).await;
     }
 }
 

@@ -6,13 +6,15 @@
 //! A stream keeps what a pod misses while it is not connected. Whenever a pod connects, it reads
 //! all of the stream first, and so learns which keys are blocked.
 
+use std::future::Future;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ratelease_rules::key::Key;
 use redis::{Cmd, Value};
 
 use super::cluster::slot_of;
-use super::connection::{Connector, Opened};
+use super::connection::{Connection, Connector, Opened};
 use super::context::count;
 use super::fault::{Fault, Kind, LogOnce};
 use super::renames::HOPS_MAX;
@@ -27,19 +29,28 @@ use crate::time::{Clock, Time};
 static ORDER: Script = Script::new(include_str!("../order.lua"));
 static CLEAR: Script = Script::new(include_str!("../clear.lua"));
 
-/// How long the server keeps an XREAD that finds nothing. So often a broken connection is noticed.
-const WAIT_MAX: Duration = Duration::from_secs(10);
+/// How long the server keeps an XREAD that finds nothing. So often a server that hangs is noticed
+/// by a pod that asks it nothing else: before a replica takes over, which takes longer.
+const WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Time for everything else that a reply may take, beside the timeout of the settings.
-const REPLY_MAX: Duration = Duration::from_secs(1);
+/// Time for the way of a reply, beside the time that the server is known to need.
+const REPLY_MARGIN: Duration = Duration::from_millis(500);
 
 /// Orders in one reply: each has five values, and a reply at most 1024.
 const PAGE: usize = 100;
 
-/// Waits between two attempts to follow. The last one is long, since a server or a user that does
-/// not know streams refuses each time.
+/// Waits between two attempts to follow, unless the store's own connection is replaced meanwhile.
+/// The last one is long, since a server or a user that does not know streams refuses each time.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LAST: Duration = Duration::from_secs(10);
+
+/// The longest of these waits for a server that does not answer, which may do so again before the
+/// store's own connection has found out.
+const RETRY_AWAY: Duration = Duration::from_secs(1);
+
+/// How often the slot map is read again while the server of the stream does not answer: a replica
+/// may have taken over.
+const LOOK_AROUND_EVERY: Duration = Duration::from_millis(200);
 
 /// What a user that gives orders may do beside what a pod may.
 const RIGHTS: &str = "+xadd +xrange +xlen +xdel +del +pexpireat";
@@ -105,22 +116,29 @@ impl RedisStore {
 
     /// Follows the orders; never returns.
     pub(super) async fn follow(&self, follow: Follow<'_>) {
+        let slot = slot_of(self.orders_key().as_bytes());
         let mut outage = LogOnce::default();
         let mut retry = Backoff::new(RETRY_FIRST, RETRY_LAST);
         let mut last = Place::default();
+        let mut is_away = false;
         loop {
-            let why = match Following::begin(self, follow, &mut last).await {
+            let link = self.link(slot).await;
+            let begun = Following::begin(self, slot, follow, &mut last);
+            let why = match self.unless_renewed(slot, &link, is_away, begun).await {
                 Ok(mut following) => {
                     retry.reset();
                     if outage.ends() {
                         tracing::info!("orders for single keys are followed again");
                     }
-                    following.until_it_ends(follow, &mut last).await
+                    let ended = async { Err(following.until_it_ends(follow, &mut last).await) };
+                    let ended: Result<(), Fault> =
+                        self.unless_renewed(slot, &link, false, ended).await;
+                    ended.err().unwrap_or_else(renewed)
                 }
                 Err(fault) => fault,
             };
             // That a server is away is logged where its counts are missed.
-            let is_away = matches!(why.kind, Kind::Lost | Kind::NotSent | Kind::TimedOut);
+            is_away = matches!(why.kind, Kind::Lost | Kind::NotSent | Kind::TimedOut);
             if !is_away && outage.begins() {
                 let why = &why.text;
                 tracing::warn!(
@@ -128,8 +146,56 @@ impl RedisStore {
                      this pod, and a block does not reach it (Redis 5 and its user need +xread)"
                 );
             }
-            self.mark_slots_stale();
-            tokio::time::sleep(retry.next_wait()).await;
+            let wait = match link.strong_count() {
+                0 => RETRY_LAST, // or once the store has a connection
+                _ if is_away => retry.next_wait().min(RETRY_AWAY),
+                _ => retry.next_wait(),
+            };
+            let waited = async {
+                tokio::time::sleep(wait).await;
+                Ok(())
+            };
+            // Either is a reason to begin again.
+            let _ = self.unless_renewed(slot, &link, is_away, waited).await;
+        }
+    }
+
+    /// The store's own connection to the owner of `slot`; nothing if there is none. Waits for the
+    /// outcome of the first attempt to connect.
+    async fn link(&self, slot: usize) -> Weak<Connection> {
+        let connection = match &self.servers {
+            Servers::One(link) => link.first_connection().await,
+            Servers::Cluster(cluster) => cluster.owner(slot).await,
+        };
+        connection.map_or_else(|_| Weak::new(), |connection| Arc::downgrade(&connection))
+    }
+
+    /// Awaits `outcome`, unless the store gets another connection to the owner of `slot` than
+    /// `link` meanwhile: the server was away, or another one owns the slot. If it `is_away`, the
+    /// slot map is read again and again.
+    async fn unless_renewed<T>(
+        &self,
+        slot: usize,
+        link: &Weak<Connection>,
+        is_away: bool,
+        outcome: impl Future<Output = Result<T, Fault>>,
+    ) -> Result<T, Fault> {
+        let look_around = async {
+            loop {
+                self.mark_slots_stale();
+                tokio::time::sleep(LOOK_AROUND_EVERY).await;
+            }
+        };
+        let new_link = async {
+            match &self.servers {
+                Servers::One(own) => own.renewed(link).await,
+                Servers::Cluster(cluster) => cluster.renewed(slot, link).await,
+            }
+        };
+        tokio::select! {
+            outcome = outcome => outcome,
+            () = new_link => Err(renewed()),
+            () = look_around, if is_away => Err(renewed()),
         }
     }
 
@@ -147,6 +213,11 @@ impl RedisStore {
             (Servers::One(_), _) => Ok(Connector::first_server(&self.context)),
         }
     }
+}
+
+/// Why a connection that may still be open is given up.
+fn renewed() -> Fault {
+    Fault::new(Kind::Lost, "the store's own connection was replaced")
 }
 
 /// A connection that waits for orders.
@@ -167,17 +238,18 @@ impl Following {
     /// Connects, and reads the orders that there are: those after `last` are new.
     async fn begin(
         store: &RedisStore,
+        slot: usize,
         follow: Follow<'_>,
         last: &mut Place,
     ) -> Result<Self, Fault> {
         let key = store.orders_key();
-        let connector = store.connector_of(slot_of(key.as_bytes()))?;
+        let connector = store.connector_of(slot)?;
         let context = &store.context;
         connector.limiters().again.pass(&context.clock).await;
         count(&context.counters.connects);
         let opened = connector.open_aside().await;
         let connection = opened.inspect_err(|_| count(&context.counters.connect_errors))?;
-        let timeout = context.settings.timeout + REPLY_MAX;
+        let timeout = store.reply_time(slot) + REPLY_MARGIN;
         let (clock, at) = (context.clock, context.clock.now());
         let mut following = Self { connection, key, server_ms: 0, at, clock, timeout };
         following.server_ms = following.time().await?;
