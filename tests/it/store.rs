@@ -11,6 +11,7 @@ mod calendar;
 mod certificates;
 mod cluster;
 mod contract;
+mod debts;
 mod flooded;
 mod foreign;
 mod garbled;

@@ -267,6 +267,12 @@ impl<A: Cold> Buffer<A> {
         self.is_live(now).then(|| self.leases.resets.after(self.leases.replied_at()).since(now))
     }
 
+    /// Time for which the store's last reply still says anything about the key: with windows, until
+    /// the window ends. `None` if it says nothing.
+    pub fn known_for(&self, now: Time) -> Option<Duration> {
+        self.is_live(now).then(|| self.known_until().since(now))
+    }
+
     /// Whether the store replied that there are no tokens and that a charge would be denied.
     pub fn is_known_empty(&self, now: Time) -> bool {
         self.is_live(now) && self.left == 0 && self.is_sure && self.overdrawn

@@ -8,7 +8,7 @@ use ratelease_rules::request::{Descriptor, Few, Request};
 use ratelease_rules::{FailureMode, Limit, Rule};
 use serde_json::{Map, Value, json};
 
-use crate::algorithm::counting;
+use crate::algorithm::{Token, counting};
 use crate::limiter::owners::StartId;
 use crate::time::Time;
 
@@ -257,7 +257,7 @@ impl<'r> Status<'r> {
             code: if counted.over && !in_shadow { Code::OverLimit } else { Code::Ok },
             limit: Some(limit),
             remaining,
-            reset_after: reset_after.map(|after| within_window(after, limit.limit)),
+            reset_after: reset_after.map(|after| within_windows(after, limit, remaining)),
             counted: Some(counted),
         }
     }
@@ -291,9 +291,18 @@ impl<'r> Status<'r> {
 
 /// After a step back of the store's clock, the count may belong to a window that lies in the
 /// future. Such a window ends later than clients expect of the unit, so this returns the longest
-/// that the unit lasts instead, and clients ask again then.
-fn within_window(reset_after: Duration, limit: Limit) -> Duration {
-    if counting(limit).is_windowed { reset_after.min(limit.window_max()) } else { reset_after }
+/// that the limit may take to have a token again, and clients ask again then. A debt that is carried
+/// over may take any number of windows.
+fn within_windows(reset_after: Duration, applied: AppliedLimit<'_>, remaining: u64) -> Duration {
+    let longest = applied.limit.window_max();
+    let counting = counting(applied.limit);
+    match counting.token {
+        _ if !counting.is_windowed => reset_after,
+        Token::OfWindow if applied.rule.is_some_and(|rule| rule.flags.carry_debt) => reset_after,
+        // A sliding window's count weighs in the window after it too.
+        Token::Steady if remaining == 0 => reset_after.min(2 * longest),
+        _ => reset_after.min(longest),
+    }
 }
 
 // Dynamic metadata of an answer: the request, the metadata of the rules that passed, and that of

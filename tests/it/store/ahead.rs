@@ -169,7 +169,8 @@ async fn every_state_with_a_next_count_is_read_as_the_arithmetic_reads_it() {
                 window,
                 count: 7,
                 next,
-                is_cost: false,
+                is_marked: false,
+                pays: 0,
             }));
             for want in [0, 1, 50] {
                 let ask = Ask { want, next_window: is_ahead, back, ..look };

@@ -38,7 +38,8 @@ async fn a_count_that_an_older_version_can_hold_is_read_and_written_in_its_form(
     let window = granted(&*store, ask).await.epoch;
     set(&ask, &format!("{window}{:010}:{:010}", 4_294_967_290_u64, 9));
     let grant = granted(&*store, Ask { want: 3, ..ask }).await;
-    let state = fixed_window::State { window, count: 4_294_967_290, next: 9, is_cost: false };
+    let state =
+        fixed_window::State { window, count: 4_294_967_290, next: 9, is_marked: false, pays: 0 };
     let asked = Ask { want: 3, ..ask };
     let expected = step(Some(State::FixedWindow(state)), time_of(&grant, &asked), &asked).1;
     assert_eq!((grant, grant.left), (expected, 2));
@@ -100,8 +101,8 @@ async fn a_count_that_an_older_version_cannot_hold_is_a_foreign_value_to_it() {
     assert_eq!(text(&single, &ask), format!("7:{}", spent - 1));
 }
 
-/// Version 0.2 reads past the zero that tells a cost of one beyond the limit from the mark of a
-/// denial.
+/// Version 0.2 reads past the zeros that tell the mark of a denial from a cost of one beyond the limit,
+/// and takes a count of one beyond it for the mark.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cost_of_one_beyond_the_limit_is_told_from_the_mark_of_a_denial() {
     let single = Single::start();
@@ -114,16 +115,31 @@ async fn a_cost_of_one_beyond_the_limit_is_told_from_the_mark_of_a_denial() {
         let denied = Ask { need: 1, charge_denied: true, ..ask };
         granted(&*store, Ask { owed: 1, ..ask }).await;
         granted(&*store, denied).await;
-        assert_eq!(text(&single, &ask), format!("0{window}{:010}{ahead}", 11));
+        assert_eq!(text(&single, &ask), format!("{window}{:010}{ahead}", 11));
         let back = Some(Return { tokens: 3, epoch: Some(window) });
         assert_eq!(granted(&*store, Ask { back, ..ask }).await.left, 2);
         assert_eq!(text(&single, &ask), format!("{window}{:010}{ahead}", 8));
         granted(&*store, Ask { want: 2, ..ask }).await;
         granted(&*store, denied).await;
-        assert_eq!(text(&single, &ask), format!("{window}{:010}{ahead}", 11));
+        assert_eq!(text(&single, &ask), format!("00{window}{:010}{ahead}", 11));
         granted(&*store, Ask { owed: 1, ..ask }).await;
-        assert_eq!(text(&single, &ask), format!("{window}{:010}{ahead}", 12));
+        assert_eq!(text(&single, &ask), format!("{window}{:010}{ahead}", 11));
     }
+}
+
+/// An older version would forget the debt when its window ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_carried_debt_is_a_foreign_value_to_older_versions() {
+    let single = Single::start();
+    let store = connected(patient(single.config())).await;
+    let ask = Ask { carry_debt: true, ..of(Algorithm::FixedWindow, 10) };
+    let window = granted(&*store, Ask { owed: 10, ..ask }).await.epoch;
+    assert_eq!(text(&single, &ask), format!("{window}{:010}", 10));
+    granted(&*store, Ask { owed: 15, ..ask }).await;
+    assert_eq!(text(&single, &ask), format!("{window}=25:0:10"));
+    let back = Some(Return { tokens: 15, epoch: Some(window) });
+    granted(&*store, Ask { back, ..ask }).await;
+    assert_eq!(text(&single, &ask), format!("{window}{:010}", 10));
 }
 
 /// What a script says is cut to what the arithmetic counts.
@@ -133,7 +149,8 @@ fn states_of_the_largest_numbers_overflow_nowhere() {
         window: 0,
         count: 1 << 53,
         next: 1 << 53,
-        is_cost: false,
+        is_marked: false,
+        pays: 0,
     });
     let ask = Ask { carry_debt: true, ..of(Algorithm::FixedWindow, AMOUNT_MAX) };
     let year_us = ask.limit.window_starts(1);

@@ -30,10 +30,6 @@ struct Window {
     lent: u64,
     /// Number of these tokens that the store has lost track of.
     unknown: u64,
-    /// The highest limit that applied to it.
-    highest: u64,
-    /// Whether costs were owed to it.
-    settles: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -73,14 +69,12 @@ impl Book for FixedWindow {
         if ask.next_window && self.left.remove(&number) {
             window.unknown = window.lent;
         }
-        window.highest = window.highest.max(limit);
         let of = number - u64::from(ask.next_window);
         self.enter_return(*at, ask, of);
         let window = self.windows.entry(number).or_default();
         // Costs that were owed are counted whole, beyond the limit too.
         let owed = if ask.next_window { 0 } else { ask.owed };
         window.lent += grant.tokens + owed;
-        window.settles |= owed > 0;
         let window = *window;
         let (lent, returned) = (grant.tokens + owed, 0);
         self.log.push(Change { at: *at, present: of, window: number, lent, returned });
@@ -146,13 +140,6 @@ impl FixedWindow {
         }
         let window = self.windows.entry(of).or_default();
         let returned = back.tokens.min(window.lent);
-        // Where a limit was lowered, the store takes a count of one above it for the mark of a
-        // denial, which a return removes: one token.
-        let limit = ask.limit.requests_per_unit;
-        let is_lowered = limit < window.highest;
-        // So it does where costs that were owed end one above the limit.
-        let is_one_above = window.settles && window.lent == limit + 1 + window.unknown;
-        window.unknown += u64::from(of == present && (is_lowered || is_one_above));
         window.lent -= returned;
         self.log.push(Change { at, present, window: of, lent: 0, returned });
     }

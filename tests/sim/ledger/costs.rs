@@ -240,12 +240,7 @@ impl Costs {
         }
         let rest = i128::from(account.limit.requests_per_unit) - counted;
         match left {
-            // A count of one above the limit loses a token with its first return, which takes it
-            // for the mark of a denial.
-            Some(left)
-                if !(rest.max(0)..=rest.max(0) + account.dues.len() as i128)
-                    .contains(&i128::from(left)) =>
-            {
+            Some(left) if i128::from(left) != rest.max(0) => {
                 Err(format!("{counted} were used, and the store has {left} left"))
             }
             _ => Ok(()),

@@ -50,30 +50,31 @@ static SCRIPT: Script = Script::new(include_str!("fixed_window.lua"));
 pub struct State {
     /// Number of the window that `count` belongs to, as [`Limit::window_at`] counts them.
     pub window: u64,
-    /// Tokens leased in it and not given back, and costs that were owed; at least one above the
-    /// limit if the key is overdrawn.
+    /// Tokens leased in it and not given back, and costs that were owed. It may exceed the limit.
     pub count: u64,
     /// Tokens of the window after it that were leased ahead and not given back. Never more than a
-    /// limit, and never marked as overdrawn.
+    /// limit.
     pub next: u64,
-    /// If the count is one above the limit, that one is a cost, and not the mark of a denial.
-    pub is_cost: bool,
+    /// A charge was denied, so that the key is overdrawn as long as `count` is the limit.
+    pub is_marked: bool,
+    /// Tokens that each window pays off: the next window begins with the rest of the count. 0 if
+    /// the next window begins without it.
+    pub pays: u64,
 }
 
 /// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
-    let terms = ask.limit;
-    let limit = limit_of(terms);
-    let before = rolled(state, now_unix_us, ask);
-    let mut state = State { is_cost: !before.is_marked(limit), ..before };
+    let limit = limit_of(ask.limit);
+    let rolled = rolled(state, now_unix_us, ask.limit);
+    let before = State { is_marked: rolled.is_overdrawn_by_mark(limit), ..rolled };
+    let mut state = State { pays: payer(before, ask), ..before };
     if let Some(back) = ask.back {
-        state.credit(back, limit);
+        state.credit(back);
     }
-    let mut counted = state.next.saturating_add(carried(state.unmarked(limit), 1, ask));
+    let mut counted = state.next.saturating_add(state.carried(ask.limit));
     if !ask.next_window {
-        // A mark stays counted with them: where a limit was lowered, it may be a lease.
-        state.count = state.count.saturating_add(ask.owed).min(COUNT_MAX);
+        state.owe(ask.owed);
         counted = state.count;
     }
     let left = limit.saturating_sub(counted);
@@ -81,14 +82,16 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     if ask.need <= left {
         tokens = ask.want.max(ask.need).min(left);
     } else if ask.charge_denied && !ask.next_window && state.count <= limit {
-        (state.count, state.is_cost) = (limit + 1, false);
+        (state.count, state.is_marked) = (limit, true);
     }
     if ask.next_window {
         state.next = state.next.saturating_add(tokens); // at most the limit, if any were leased
     } else {
         state.count = state.count.saturating_add(tokens);
     }
-    let state = state.stored(before, limit);
+    state.forget_payer_of_nothing();
+    // As the script, a step that changes nothing stores nothing.
+    let state = if state == before { rolled } else { state };
     (state, grant(ask, tokens, now_unix_us, state))
 }
 
@@ -96,25 +99,30 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
 pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     let terms = ask.limit;
     let limit = limit_of(terms);
-    let until_end = |window| Duration::from_micros(until_end_us(window, now_unix_us, terms));
+    let until_start = |windows| {
+        let last = state.window.saturating_add(windows).saturating_sub(1);
+        Duration::from_micros(until_end_us(last, now_unix_us, terms))
+    };
     let (counted, starts_after, reset_after) = if ask.next_window {
-        let counted = state.next.saturating_add(carried(state.count, 1, ask));
-        let until_next_ends = until_end(state.window.saturating_add(1));
-        (counted, until_end(state.window), until_next_ends)
+        (state.next.saturating_add(state.carried(terms)), until_start(1), until_start(2))
     } else {
-        (state.count, Duration::ZERO, until_end(state.window))
+        (state.count, Duration::ZERO, until_start(1))
     };
     let left = limit.saturating_sub(counted);
     let epoch = state.window.saturating_add(u64::from(ask.next_window));
+    let is_overdrawn = counted > limit || state.is_overdrawn_by_mark(limit);
     Grant {
         tokens,
         left,
-        overdrawn: !ask.next_window && counted > limit,
+        overdrawn: !ask.next_window && is_overdrawn,
         epoch,
         starts_after,
         ends_after: reset_after.min(starts_after.saturating_add(ask.ttl)),
         reset_after,
-        retry_after: if left == 0 { reset_after } else { Duration::ZERO },
+        retry_after: match left {
+            0 => until_start(state.windows_until_token(ask)).max(reset_after),
+            _ => Duration::ZERO,
+        },
     }
 }
 
@@ -141,61 +149,67 @@ const STORE_TIME_MAX: u64 = 1 << 53;
 
 /// Reads the script's reply.
 fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
-    let &[tokens, now_unix_us, window, count, next] = numbers else { return None };
+    let &[tokens, now_unix_us, window, count, next, pays, mark] = numbers else { return None };
     let limit = limit_of(ask.limit);
-    let state = State { window, count, next, is_cost: false };
+    let is_marked = mark == 1;
+    let state = State { window, count, next, is_marked, pays };
     let counted = if ask.next_window { next } else { count };
     let debited = next <= COUNT_MAX && (tokens == 0 || (tokens <= counted && counted <= limit));
     let debited = debited && (ask.next_window || count >= ask.owed.min(COUNT_MAX));
+    let is_possible = (!is_marked || count == limit) && (pays == 0 || count.max(next) > pays);
     let is_present = is_present(window, now_unix_us, ask.limit);
-    (debited && is_present).then(|| grant(ask, tokens, now_unix_us, state))
+    (debited && is_possible && is_present).then(|| grant(ask, tokens, now_unix_us, state))
 }
 
 /// The state as of the present window. A new window starts with the tokens that were leased ahead
 /// of it, and with what is carried over.
-fn rolled(state: Option<State>, now_unix_us: u64, ask: &Ask) -> State {
-    let window = window_of(state.map(|state| state.window), now_unix_us, ask.limit);
-    let Some(state) = state.filter(|state| state.window <= window) else {
-        return State { window, count: 0, next: 0, is_cost: true };
-    };
-    let carried_on = carried(state.unmarked(limit_of(ask.limit)), 1, ask);
-    let next = state.next.saturating_add(carried_on).min(COUNT_MAX);
+fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
+    let window = window_of(state.map(|state| state.window), now_unix_us, terms);
+    let fresh = State { window, count: 0, next: 0, is_marked: false, pays: 0 };
+    let Some(state) = state.filter(|state| state.window <= window) else { return fresh };
+    let begins = state.next.saturating_add(state.carried(terms)).min(COUNT_MAX);
     let count = match window - state.window {
         0 => return state,
-        1 => next,
-        elapsed if elapsed < windows_carried(ask) => carried(next, elapsed - 1, ask),
+        1 => begins,
+        elapsed if elapsed < windows_carried(terms) => {
+            State { count: begins, ..state }.carried_over(elapsed - 1, terms)
+        }
         _ => 0,
     };
-    State { window, count, next: 0, is_cost: true }
+    let mut state = State { count, pays: state.pays, ..fresh };
+    state.forget_payer_of_nothing();
+    state
 }
 
-/// What a `count` that is above the limit leaves to be counted after some windows: each pays for
-/// one limit of it.
-fn carried(count: u64, windows: u64, ask: &Ask) -> u64 {
-    let paid = limit_of(ask.limit).saturating_mul(windows);
-    if windows < windows_carried(ask) { count.saturating_sub(paid) } else { 0 }
+/// [`State::pays`] after an ask. If the rule carries debts over, each window pays the limit. A limit
+/// of 0 leaves that to the limit before, or pays one token, so that every debt ends. Other asks, such
+/// as those of overrides, leave it as it is, and so does an ask that takes and owes nothing.
+fn payer(before: State, ask: &Ask) -> u64 {
+    let lends_nothing = ask.want == 0 && ask.need == 0 && ask.owed == 0;
+    match limit_of(ask.limit) {
+        _ if !ask.carry_debt || lends_nothing => before.pays,
+        0 => before.pays.max(1),
+        limit => limit,
+    }
 }
 
-/// The number of windows after which nothing is carried over any more: a hundred years, and one for
-/// a limit of 0, which never pays and denies anyway.
-fn windows_carried(ask: &Ask) -> u64 {
-    let longest = ask.limit.window_max().as_secs().clamp(1, WINDOW_SECONDS_MAX);
-    let is_paid = ask.carry_debt && ask.limit.requests_per_unit > 0;
-    if is_paid { CARRIED_SECONDS_MAX.div_ceil(longest) } else { 1 }
+/// The number of windows after which nothing is carried over any more.
+fn windows_carried(terms: Limit) -> u64 {
+    CARRIED_SECONDS_MAX.div_ceil(terms.window_max().as_secs().clamp(1, WINDOW_SECONDS_MAX))
 }
 
 // === impl State ===
 
 impl State {
-    /// As [`super::State::ends_at`]. What is above the limit may be carried over, for as many
-    /// windows as pay for it.
+    /// As [`super::State::ends_at`]. A debt lasts for as many windows as pay for it.
     pub(super) fn ends_at(&self, ask: &Ask) -> u64 {
-        let counted = self.count.saturating_add(self.next);
-        let paid = counted.div_ceil(limit_of(ask.limit).max(1));
-        let paid = paid.clamp(1, windows_carried(ask));
+        let begins = self.next.saturating_add(self.carried(ask.limit));
+        let paying = if self.pays > 0 { begins.div_ceil(self.pays) + 1 } else { 1 };
         let windows = match self {
-            Self { next: 1.., .. } => paid.max(2),
-            Self { count: 1.., .. } => paid,
+            Self { next: 1.., .. } => paying.min(windows_carried(ask.limit)).max(2),
+            Self { count: 1.., .. } | Self { is_marked: true, .. } => {
+                paying.min(windows_carried(ask.limit))
+            }
             _ => return 0,
         };
         let ends_us = ask.limit.window_starts(self.window.saturating_add(windows));
@@ -203,34 +217,58 @@ impl State {
     }
 
     /// Credits a lease to the window that it belongs to, and a refund to the present window.
-    fn credit(&mut self, back: Return, limit: u64) {
+    fn credit(&mut self, back: Return) {
         if back.epoch.is_none_or(|epoch| epoch == self.window) {
-            // Removes only the overdrawn mark: tokens counted under a larger limit stay counted.
-            self.count = self.unmarked(limit).saturating_sub(back.tokens);
-            self.is_cost = true;
+            self.count = self.count.saturating_sub(back.tokens);
+            self.is_marked = false;
         } else if back.epoch == self.window.checked_add(1) {
             self.next = self.next.saturating_sub(back.tokens);
         }
     }
 
-    /// Whether one of the count is only the mark of a denial.
-    fn is_marked(&self, limit: u64) -> bool {
-        self.count == limit + 1 && !self.is_cost
-    }
-
-    /// The count without the mark of a denial.
-    fn unmarked(&self, limit: u64) -> u64 {
-        self.count - u64::from(self.is_marked(limit))
-    }
-
-    /// The state as it is stored after a step, which began at `before`. As the script, a step that
-    /// changes nothing stores nothing, and a count that is not one above the limit has no flag.
-    fn stored(self, before: Self, limit: u64) -> Self {
-        if self.count == limit + 1 {
-            return self;
+    /// Counts costs, which may exceed the limit, so that no mark is needed any more.
+    fn owe(&mut self, owed: u64) {
+        if owed > 0 {
+            self.count = self.count.saturating_add(owed).min(COUNT_MAX);
+            self.is_marked = false;
         }
-        let is_same = (self.count, self.next) == (before.count, before.next);
-        Self { is_cost: is_same && before.is_cost, ..self }
+    }
+
+    /// Whether the mark of a denial is in force, which it is under the limit that denied.
+    fn is_overdrawn_by_mark(&self, limit: u64) -> bool {
+        self.is_marked && self.count == limit
+    }
+
+    /// The part of the count that the next window begins with.
+    fn carried(self, terms: Limit) -> u64 {
+        self.carried_over(1, terms)
+    }
+
+    /// The part of the count that remains after so many windows.
+    fn carried_over(self, windows: u64, terms: Limit) -> u64 {
+        if self.pays == 0 || windows >= windows_carried(terms) {
+            return 0;
+        }
+        self.count.saturating_sub(self.pays.saturating_mul(windows))
+    }
+
+    fn forget_payer_of_nothing(&mut self) {
+        if self.count.max(self.next) <= self.pays {
+            self.pays = 0;
+        }
+    }
+
+    /// The first window after the one that `ask` is for in which a token is left, as a distance from
+    /// the present window. A limit of 0 never has one: the pod asks again in the next window.
+    fn windows_until_token(&self, ask: &Ask) -> u64 {
+        let limit = limit_of(ask.limit);
+        let begins = self.next.saturating_add(self.carried(ask.limit));
+        let first = 1 + u64::from(ask.next_window);
+        if self.pays == 0 || limit == 0 || begins < limit {
+            return first;
+        }
+        let paying = (begins - limit) / self.pays + 2;
+        paying.clamp(first, windows_carried(ask.limit).max(first))
     }
 }
 

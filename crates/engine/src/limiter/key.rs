@@ -1077,7 +1077,7 @@ impl KeyState {
     fn lease_size(&self, policy: &LeasePolicy, waiting: u64, visit: &Visit<'_>) -> LeaseSize {
         let limit = policy.limit.capacity();
         let lasts = match policy.kind {
-            LeaseKind::Windowed => self.buffer.reset_after(visit.now),
+            LeaseKind::Windowed => self.buffer.known_for(visit.now),
             // A sliding window's leases also end with their aligned window.
             LeaseKind::Timed if slides(policy.limit) => {
                 Some(self.rest_of_window(visit.now).min(policy.ttl()))
@@ -1106,7 +1106,7 @@ impl KeyState {
     fn rest_of_window(&self, now: Time) -> Duration {
         // A reply that comes after the end says nothing of the key, so its time counts as the end.
         let ended = self.buffer.known_until().max(self.buffer.replied_at());
-        match self.buffer.reset_after(now) {
+        match self.buffer.known_for(now) {
             Some(rest) => rest,
             None if now.since(ended) < self.round_trip() => Duration::ZERO,
             None => Duration::MAX,
@@ -1195,7 +1195,7 @@ impl KeyState {
         // A pool may end late, by the time that the deposit took to arrive: cut to the window's
         // end.
         let ends = reply.asked_at + grant.ends_after;
-        let ends = match self.buffer.reset_after(visit.now) {
+        let ends = match self.buffer.known_for(visit.now) {
             Some(rest) if windowed => ends.min(visit.now + rest),
             _ => ends,
         };
@@ -1812,7 +1812,7 @@ impl KeyState {
     pub(super) fn take_back_unsent(&mut self, reply: &Reply, visit: &Visit<'_>) {
         if reply.ask.owed > 0 {
             let policy = self.return_policy();
-            let rest = self.buffer.reset_after(visit.now).unwrap_or(policy.limit.window());
+            let rest = self.buffer.known_for(visit.now).unwrap_or(policy.limit.window());
             let until = policy.owed_until(visit.now + rest);
             self.owe(reply.ask.owed, until, visit.now);
             let is_counted_maybe = !reply.outcome.as_ref().is_err_and(StoreError::is_not_applied);
@@ -1828,7 +1828,7 @@ impl KeyState {
         // Only a window's number says when the window ends.
         if let Some((tokens, epoch)) = sent.filter(|_| limit == reply.ask.limit)
             && kind == LeaseKind::Windowed
-            && let Some(rest) = self.buffer.reset_after(visit.now)
+            && let Some(rest) = self.buffer.known_for(visit.now)
         {
             let ends = visit.now + rest;
             let lease = LeasedTokens { tokens, epoch, starts: Time::default(), ends };

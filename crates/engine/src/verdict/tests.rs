@@ -121,19 +121,24 @@ fn headers_show_the_fewest_remaining_unless_one_is_over() {
 
 #[test]
 fn a_window_that_lies_ahead_resets_after_its_unit_at_most() {
-    let reset = |algorithm, after| {
+    let reset = |algorithm, remaining, after| {
         let limit = Limit { algorithm, ..MINUTE };
         let applied = AppliedLimit { limit, rule: None };
-        Status::counted(applied, hit(false), 1, Some(Duration::from_secs(after)))
+        Status::counted(applied, hit(false), remaining, Some(Duration::from_secs(after)))
     };
-    for (algorithm, after, expected) in [
-        (Algorithm::FixedWindow, 59, 59),
-        (Algorithm::FixedWindow, 90, 60),
-        (Algorithm::SlidingWindow, 90, 60),
+    for (algorithm, remaining, after, expected) in [
+        (Algorithm::FixedWindow, 1, 59, 59),
+        (Algorithm::FixedWindow, 1, 90, 60),
+        (Algorithm::FixedWindow, 0, 90, 60),
+        (Algorithm::SlidingWindow, 1, 90, 60),
+        // The counts of two windows may exceed the limit.
+        (Algorithm::SlidingWindow, 0, 90, 90),
+        (Algorithm::SlidingWindow, 0, 130, 120),
         // A bucket may take longer to fill than its unit.
-        (Algorithm::token_bucket(20), 90, 90),
+        (Algorithm::token_bucket(20), 1, 90, 90),
     ] {
-        assert_eq!(reset(algorithm, after).reset_seconds(), Some(expected), "{algorithm:?}");
+        let reset = reset(algorithm, remaining, after).reset_seconds();
+        assert_eq!(reset, Some(expected), "{algorithm:?}, {remaining}");
     }
 }
 

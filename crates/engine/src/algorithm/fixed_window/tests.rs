@@ -141,6 +141,7 @@ proptest! {
         now: u64, (window, count, next) in any::<(u64, u64, u64)>(), limit: u64,
         want: u64, need: u64,
         (charge_denied, ahead, same_window) in any::<(bool, bool, bool)>(),
+        (is_marked, pays, carry_debt) in any::<(bool, u64, bool)>(),
         back: Option<(u64, Option<u64>)>, unit in any_unit(),
     ) {
         let limit = Limit::fixed_window(limit, unit);
@@ -148,13 +149,16 @@ proptest! {
         let look = Ask::look(Key::for_test(0), limit);
         let ask = Ask { want, need, charge_denied, back, next_window: ahead, ..look };
         let window = if same_window { now / 1_000_000 / unit.seconds() } else { window };
-        let (state, grant) = step(Some(State { window, count, next, is_cost: false }), now, &ask);
+        let ask = Ask { carry_debt, ..ask };
+        let state = State { window, count, next, is_marked, pays };
+        let (state, grant) = step(Some(state), now, &ask);
         let most = limit.requests_per_unit.min(AMOUNT_MAX);
         prop_assert!(grant.tokens <= want.max(need) && grant.tokens <= most);
         prop_assert!(grant.tokens == 0 || grant.tokens >= need);
         prop_assert!(grant.left + grant.tokens <= most);
         prop_assert!(grant.reset_after > Duration::ZERO && grant.reset_after <= 3 * limit.window());
-        prop_assert_eq!(grant.overdrawn, state.count > most && !ahead);
+        let is_overdrawn = state.count > most || state.is_overdrawn_by_mark(most);
+        prop_assert_eq!(grant.overdrawn, is_overdrawn && !ahead);
         prop_assert_eq!(grant.epoch, state.window.saturating_add(ahead.into()));
         prop_assert!(grant.starts_after < grant.ends_after);
     }
@@ -175,7 +179,7 @@ fn a_denied_charge_overdraws_only_where_it_may() {
     let denied = ask(10, 0, 11);
     let (state, grant) = step(None, NOON, &denied);
     assert_eq!((grant.tokens, grant.left, grant.overdrawn), (0, 0, true));
-    assert_eq!(state.count, 11);
+    assert_eq!((state.count, state.is_marked), (10, true));
     let (state, grant) = step(None, NOON, &Ask { charge_denied: false, ..denied });
     assert_eq!((grant.tokens, grant.left, grant.overdrawn), (0, 10, false));
     assert_eq!(state.count, 0);
@@ -201,16 +205,16 @@ fn a_limit_of_zero_grants_nothing_and_a_look_at_it_is_no_charge() {
 fn the_largest_limit_can_be_overdrawn() {
     let (state, grant) = step(None, NOON, &ask(AMOUNT_MAX, 0, u64::MAX));
     assert!(grant.overdrawn);
-    assert_eq!(state.count, 1 << 53);
+    assert_eq!((state.count, state.is_marked), (AMOUNT_MAX, true));
 }
 
 #[test]
 fn a_master_whose_clock_is_behind_keeps_to_the_window_it_finds() {
-    let ahead = State { window: 1_700_000_001, count: 7, next: 0, is_cost: false };
+    let ahead = State { window: 1_700_000_001, count: 7, next: 0, is_marked: false, pays: 0 };
     let (state, grant) = step(Some(ahead), NOON, &ask(10, 1, 0));
     assert_eq!((state.count, grant.left, grant.epoch), (8, 2, ahead.window));
     assert_eq!(grant.reset_after, Duration::from_micros(1_750_000));
-    let far = State { window: 1_700_000_002, count: 7, next: 0, is_cost: false };
+    let far = State { window: 1_700_000_002, count: 7, next: 0, is_marked: false, pays: 0 };
     assert_eq!(step(Some(far), NOON, &ask(10, 1, 0)).1.left, 9, "a clock gone wrong");
 }
 
@@ -230,7 +234,10 @@ fn the_next_window_starts_at_what_was_lent_ahead() {
     assert_eq!(grant.starts_after, Duration::ZERO);
     let (state, grant) = step(Some(state), NOON + 750_000, &ask(10, u64::MAX, 0));
     assert_eq!((grant.tokens, grant.left, grant.epoch), (6, 0, 1_700_000_001));
-    assert_eq!(state, State { window: 1_700_000_001, count: 10, next: 0, is_cost: false });
+    assert_eq!(
+        state,
+        State { window: 1_700_000_001, count: 10, next: 0, is_marked: false, pays: 0 }
+    );
     let (_, grant) = step(Some(state), NOON + 1_750_000, &ask(10, 0, 0));
     assert_eq!(grant.left, 10, "two windows on, nothing is left of either");
 }
@@ -263,8 +270,9 @@ fn a_denial_ahead_marks_neither_window() {
     assert_eq!((grant.tokens, grant.left, grant.overdrawn), (0, 6, false));
     assert_eq!(grant.retry_after, Duration::ZERO);
     assert_eq!((state.count, state.next), (0, 4));
-    let (state, _) = step(Some(state), NOON, &ask(10, 0, 11));
-    assert_eq!((state.count, state.next), (11, 4), "a denial now marks the present one");
+    let (state, grant) = step(Some(state), NOON, &ask(10, 0, 11));
+    assert_eq!((state.count, state.next), (10, 4), "a denial now marks the present one");
+    assert!(grant.overdrawn);
     let (state, grant) = step(Some(state), NOON, &ahead(ask(10, 6, 0)));
     assert_eq!((grant.tokens, grant.left, grant.overdrawn), (6, 0, false));
     assert_eq!(grant.retry_after, Duration::from_millis(1_750));
@@ -288,7 +296,7 @@ fn a_clock_behind_distinguishes_a_lease_ahead_from_a_window_that_has_begun() {
 #[test]
 fn a_debt_is_carried_over_a_window_that_only_leases_from_before_drew_on() {
     let window = NOON / 1_000_000;
-    let state = State { window, count: 150, next: 100, is_cost: false };
+    let state = State { window, count: 150, next: 100, is_marked: false, pays: 100 };
     let ask = Ask { carry_debt: true, ..ask(100, 100, 0) };
     // Window + 1 was charged 100 (leased ahead) and the 50 carried: 50 are left for window + 2.
     let step_by_step = step(
@@ -305,7 +313,7 @@ fn a_debt_is_carried_over_a_window_that_only_leases_from_before_drew_on() {
 #[test]
 fn a_debt_with_tokens_leased_ahead_is_kept_until_it_is_paid() {
     let window = NOON / 1_000_000;
-    let state = State { window, count: 150, next: 100, is_cost: false };
+    let state = State { window, count: 150, next: 100, is_marked: false, pays: 100 };
     let ask = Ask { carry_debt: true, ..ask(100, 0, 0) };
     assert_eq!(state.ends_at(&ask), window + 3, "150 and 100 take three windows");
 }
@@ -328,7 +336,7 @@ fn a_debt_that_is_not_paid_in_a_century_is_forgotten_with_its_last_window() {
 fn a_reply_that_does_not_count_what_is_owed_is_refused() {
     let window = NOON / 1_000_000;
     let ask = Ask { owed: 50, ..ask(10, 0, 0) };
-    assert!(reply(&ask, &[0, NOON, window, 0, 0]).is_none());
+    assert!(reply(&ask, &[0, NOON, window, 0, 0, 0, 0]).is_none());
 }
 
 #[test]
@@ -343,9 +351,8 @@ fn a_cost_of_one_beyond_the_limit_stays_counted_when_tokens_come_back() {
         (vec![ask(10, 10, 0), owed(1), ask(10, 0, 1), back(3)], 2),
         (vec![ask(10, 10, 0), owed(1), ahead(ask(10, 2, 0)), back(3)], 2),
         (vec![ask(10, 10, 0), Ask { owed: 1, ..back(0) }, back(3)], 2),
-        // The mark stays counted: it may be a lease of a larger limit.
-        (vec![ask(10, 10, 0), ask(10, 0, 1), owed(1), back(3)], 1),
-        (vec![ask(10, 10, 0), ask(10, 0, 1), owed(2), back(3)], 0),
+        (vec![ask(10, 10, 0), ask(10, 0, 1), owed(1), back(3)], 2),
+        (vec![ask(10, 10, 0), ask(10, 0, 1), owed(2), back(3)], 1),
         (vec![ask(10, 10, 0), ask(10, 0, 1), back(3)], 3),
     ] {
         let stepped = asks.iter().fold(None, |state: Option<(State, Grant)>, ask| {
@@ -382,4 +389,136 @@ fn a_lease_of_a_larger_limit_stays_counted_when_a_cost_comes() {
     let (state, _) = step(None, NOON, &ask(10, 3, 0));
     let (state, _) = step(Some(state), NOON, &Ask { owed: 1, ..ask(2, 0, 0) });
     assert_eq!(step(Some(state), NOON, &ask(10, 0, 0)).1.left, 6);
+}
+
+#[test]
+fn a_return_under_a_lowered_limit_frees_no_more_than_came_back() {
+    for (lowered, left) in [(100, 1), (99, 0), (98, 0)] {
+        let (state, _) = step(None, NOON, &ask(100, 100, 0));
+        let back = Some(Return { tokens: 1, epoch: Some(NOON / 1_000_000) });
+        let (_, grant) = step(Some(state), NOON, &Ask { back, ..ask(lowered, 0, 0) });
+        assert_eq!(grant.left, left, "{lowered}");
+    }
+}
+
+#[test]
+fn the_mark_of_a_denial_takes_no_token_of_a_raised_limit() {
+    let (state, _) = step(None, NOON, &ask(10, 10, 0));
+    let (state, grant) = step(Some(state), NOON, &ask(10, 0, 1));
+    assert!(grant.overdrawn);
+    let (state, grant) = step(Some(state), NOON, &ask(20, 0, 0));
+    assert_eq!((grant.left, grant.overdrawn), (10, false));
+    assert!(step(Some(state), NOON, &ask(10, 0, 0)).1.overdrawn, "a look has changed nothing");
+}
+
+fn carrying(ask: Ask) -> Ask {
+    Ask { carry_debt: true, ..ask }
+}
+
+fn at_window(windows: u64) -> u64 {
+    NOON + windows * 1_000_000
+}
+
+#[test]
+fn a_denial_names_the_window_in_which_a_debt_leaves_a_token() {
+    for (owed, windows) in [(10, 1), (15, 1), (19, 1), (20, 2), (100, 10), (105, 10)] {
+        let ask = carrying(ask(10, 0, 0));
+        let (state, grant) = step(None, NOON, &Ask { owed, ..ask });
+        let until = Duration::from_micros(windows * 1_000_000 - 250_000);
+        assert_eq!((grant.left, grant.retry_after), (0, until), "{owed}");
+        assert_eq!(grant.reset_after, Duration::from_micros(750_000), "the window's end");
+        let left = |windows| step(Some(state), at_window(windows), &ask).1.left;
+        assert!(left(windows) > 0 && left(windows - 1) == 0, "{owed}");
+    }
+}
+
+#[test]
+fn a_limit_of_zero_forgets_no_debt() {
+    for (owed_before, owed_meanwhile) in [(100, 0), (100, 1), (0, 100), (5, 100)] {
+        let usual = carrying(ask(10, 0, 0));
+        let zero = carrying(ask(0, 0, 0));
+        let (state, _) = step(None, NOON, &Ask { owed: owed_before, ..usual });
+        let suspended =
+            |windows| Ask { owed: if windows == 2 { owed_meanwhile } else { 0 }, ..zero };
+        let state = (1..=3).fold(state, |state, windows| {
+            let ask = Ask { need: 1, ..suspended(windows) };
+            let (state, grant) = step(Some(state), at_window(windows), &ask);
+            assert_eq!(grant.left, 0);
+            state
+        });
+        let (state, grant) = step(Some(state), at_window(4), &Ask { need: 1, ..usual });
+        assert_eq!((grant.tokens, grant.left), (0, 0), "{owed_before} and {owed_meanwhile}");
+        let ends = state.ends_at(&usual);
+        assert!((at_window(9)..=at_window(16)).contains(&(ends * 1_000_000)), "{ends}");
+    }
+}
+
+#[test]
+fn an_ask_that_carries_no_debt_leaves_that_of_the_rule() {
+    for requests in [0, 3, 10, 50] {
+        let rule = carrying(ask(10, 0, 0));
+        let (state, _) = step(None, NOON, &Ask { owed: 100, ..rule });
+        let (state, _) = step(Some(state), at_window(1), &Ask { want: 1, ..ask(requests, 1, 1) });
+        let (state, _) = step(Some(state), at_window(2), &Ask { owed: 1, ..ask(requests, 0, 0) });
+        let left = |windows| step(Some(state), at_window(windows), &rule).1.left;
+        assert_eq!([left(3), left(9)], [0, 0], "{requests}");
+        assert!(left(11) > 0, "{requests}: each window pays ten");
+    }
+}
+
+#[test]
+fn what_was_charged_without_a_debt_to_carry_ends_with_its_window() {
+    let (state, _) = step(None, NOON, &Ask { owed: 100, ..ask(10, 0, 0) });
+    assert_eq!(step(Some(state), at_window(1), &ask(10, 0, 0)).1.left, 10);
+    assert_eq!(state.ends_at(&ask(10, 0, 0)), NOON / 1_000_000 + 1);
+}
+
+#[test]
+fn a_rule_that_begins_to_carry_debts_carries_its_present_count() {
+    let (state, _) = step(None, NOON, &Ask { owed: 100, ..ask(10, 0, 0) });
+    let (state, grant) = step(Some(state), NOON, &carrying(ask(10, 1, 1)));
+    assert_eq!(grant.retry_after, Duration::from_micros(9_750_000));
+    assert_eq!(step(Some(state), at_window(9), &carrying(ask(10, 0, 0))).1.left, 0);
+}
+
+proptest! {
+    /// Whatever the limits were meanwhile.
+    #[test]
+    fn a_look_in_each_window_changes_no_debt(
+        asks in proptest::collection::vec((0..30u64, 0..200u64, any::<bool>(), 0..3u64), 1..8),
+        limit in 0..30u64, later in 0..40u64,
+    ) {
+        let (mut now, mut state) = (NOON, None);
+        for (limit, owed, carry_debt, pause) in asks {
+            now += pause * 1_000_000;
+            state = Some(step(state, now, &Ask { owed, carry_debt, ..ask(limit, 1, 0) }).0);
+        }
+        let look = carrying(ask(limit, 0, 0));
+        let at_once = step(state, now + later * 1_000_000, &look).1;
+        for _ in 0..later {
+            state = Some(step(state, now, &look).0);
+            now += 1_000_000;
+        }
+        prop_assert_eq!(step(state, now, &look).1, at_once);
+    }
+
+    #[test]
+    fn a_token_is_left_when_a_denial_says_and_not_before(
+        asks in proptest::collection::vec((1..30u64, 0..200u64, any::<bool>(), 0..3u64), 1..8),
+        limit in 1..30u64, carry_debt: bool,
+    ) {
+        let (mut now, mut state) = (NOON, None);
+        for (limit, owed, carry_debt, pause) in asks {
+            now += pause * 1_000_000;
+            state = Some(step(state, now, &Ask { owed, carry_debt, ..ask(limit, 1, 0) }).0);
+        }
+        let charge = Ask { carry_debt, charge_denied: false, ..ask(limit, 1, 1) };
+        let (state, grant) = step(state, now, &charge);
+        if grant.left == 0 {
+            let after = u64::try_from(grant.retry_after.as_micros()).unwrap();
+            let left = |at| step(Some(state), at, &Ask { want: 0, need: 0, ..charge }).1.left;
+            prop_assert!(left(now + after) > 0, "{state:?}");
+            prop_assert_eq!(left(now + after - 1), 0, "{:?}", state);
+        }
+    }
 }

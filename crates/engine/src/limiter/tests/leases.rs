@@ -99,7 +99,7 @@ async fn a_changed_limit_holds_from_the_next_request_and_keeps_the_count() {
     assert_eq!(decide(&pod, &lower, &request(&["a"])).await, (true, 0));
     assert_eq!(decide(&pod, &lower, &request(&["a"])).await, (false, 0));
     let higher = compile(&per_hour(20, 1));
-    assert_eq!(decide(&pod, &higher, &request(&["a"])).await, (true, 13));
+    assert_eq!(decide(&pod, &higher, &request(&["a"])).await, (true, 14));
 }
 
 /// By default Envoy lets requests pass on errors: a known denial must not become an error.

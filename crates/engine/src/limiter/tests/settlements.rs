@@ -49,6 +49,36 @@ async fn a_cost_above_what_is_left_is_remembered_by_each_algorithm_until_it_is_p
     }
 }
 
+/// Also by a pod that has not counted the cost itself.
+#[tokio::test(start_paused = true)]
+async fn a_denial_after_costs_names_the_time_when_looks_pass_again() {
+    for limit in [
+        "unit: second, unit_multiplier: 5, requests_per_unit: 100, carry_debt: true",
+        "unit: second, unit_multiplier: 5, requests_per_unit: 100, algorithm: sliding_window",
+        "unit: second, unit_multiplier: 5, requests_per_unit: 100, algorithm: token_bucket",
+    ] {
+        let rig = settling(limit);
+        let pods = [rig.pod(), rig.pod()];
+        assert!(passes(&pods[0], &rig, &charge("a", 1_000)).await);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let denied_at = rig.clock.now();
+        let mut named = Vec::new();
+        for pod in &pods {
+            let denied = pod.decided(&rig.rules, &look("a")).await.unwrap();
+            assert_eq!(denied.code, Code::OverLimit, "{limit}");
+            named.push(denied.statuses[0].reset_seconds().expect("the store has said"));
+        }
+        assert_eq!(named[0], named[1], "{limit}");
+        let mut passed_after = Duration::ZERO;
+        while !passes(&pods[0], &rig, &look("a")).await {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            passed_after = rig.clock.now().since(denied_at);
+        }
+        let error = passed_after.as_secs_f64() - named[0] as f64;
+        assert!((-1.1..1.1).contains(&error), "{limit}: {named:?}, {passed_after:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_last_token_is_the_last_and_other_pods_see_a_debt() {
     for (costs, passes_then) in [([60, 39], true), ([60, 40], false), ([60, 400], false)] {

@@ -58,23 +58,27 @@ fn nothing_comes_back_to_a_leaky_bucket_and_a_denial_costs_it_nothing() {
 fn only_what_a_fixed_window_can_say_is_a_grant() {
     let ask = ask(Algorithm::FixedWindow);
     let window = NOON / 60_000_000;
-    let grant = read(&ask, &[4, NOON, window, 4, 0]).unwrap();
+    let grant = read(&ask, &[4, NOON, window, 4, 0, 0, 0]).unwrap();
     assert_eq!((grant.tokens, grant.left, grant.overdrawn), (4, 6, false));
     assert_eq!(grant.reset_after, Duration::from_micros(39_750_000));
-    let ahead = read(&ask, &[4, NOON, window + 1, 4, 0]).unwrap();
+    assert!(read(&Ask { need: 0, ..ask }, &[0, NOON, window, 10, 0, 0, 1]).unwrap().overdrawn);
+    let ahead = read(&ask, &[4, NOON, window + 1, 4, 0, 0, 0]).unwrap();
     assert_eq!(ahead.reset_after, Duration::from_micros(99_750_000));
     refuses(
         &ask,
         &[
-            &[5, NOON, window, 5, 0],     // more than wanted
-            &[1, NOON, window, 1, 0],     // less than needed
-            &[4, NOON, window, 3, 0],     // not debited
-            &[4, NOON, window, 11, 0],    // more than the limit
-            &[4, NOON, window - 1, 4, 0], // a window that has ended
-            &[4, NOON, window + 2, 4, 0], // a window far off
-            &[-1, NOON, window, 4, 0],
+            &[5, NOON, window, 5, 0, 0, 0],     // more than wanted
+            &[1, NOON, window, 1, 0, 0, 0],     // less than needed
+            &[4, NOON, window, 3, 0, 0, 0],     // not debited
+            &[4, NOON, window, 11, 0, 0, 0],    // more than the limit
+            &[4, NOON, window - 1, 4, 0, 0, 0], // a window that has ended
+            &[4, NOON, window + 2, 4, 0, 0, 0], // a window far off
+            &[-1, NOON, window, 4, 0, 0, 0],
+            &[4, NOON, window, 4, 0],
             &[4, NOON, window, 4],
-            &[4, NOON, window, 4, (1 << 53) + 1], // more than any limit
+            &[4, NOON, window, 4, (1 << 53) + 1, 0, 0], // more than any limit
+            &[4, NOON, window, 4, 0, 0, 1],             // a mark below the limit
+            &[4, NOON, window, 4, 0, 5, 0],             // what pays for nothing
         ],
     );
 }
@@ -83,19 +87,20 @@ fn only_what_a_fixed_window_can_say_is_a_grant() {
 fn only_what_the_next_window_can_say_is_a_grant() {
     let ask = Ask { next_window: true, ..ask(Algorithm::FixedWindow) };
     let window = NOON / 60_000_000;
-    let grant = read(&ask, &[4, NOON, window, 9, 4]).unwrap();
+    let grant = read(&ask, &[4, NOON, window, 9, 4, 0, 0]).unwrap();
     assert_eq!((grant.tokens, grant.left, grant.overdrawn), (4, 6, false));
     assert_eq!(grant.starts_after, Duration::from_micros(39_750_000));
     assert_eq!(grant.ends_after, Duration::from_micros(99_750_000));
-    read(&ask, &[4, NOON, window + 1, 0, 4]).expect("a clock that was ahead began a window early");
+    read(&ask, &[4, NOON, window + 1, 0, 4, 0, 0])
+        .expect("a clock that was ahead began a window early");
     refuses(
         &ask,
         &[
-            &[4, NOON, window - 1, 0, 4],         // a window that has ended
-            &[4, NOON, window + 2, 0, 4],         // a window far off
-            &[4, NOON, window, 4, 3],             // not debited
-            &[4, NOON, window, 0, 11],            // more than the limit
-            &[0, NOON, window, 0, (1 << 53) + 1], // more than any limit
+            &[4, NOON, window - 1, 0, 4, 0, 0], // a window that has ended
+            &[4, NOON, window + 2, 0, 4, 0, 0], // a window far off
+            &[4, NOON, window, 4, 3, 0, 0],     // not debited
+            &[4, NOON, window, 0, 11, 0, 0],    // more than the limit
+            &[0, NOON, window, 0, (1 << 53) + 1, 0, 0], // more than any limit
             &[4, NOON, window, 4],
         ],
     );
