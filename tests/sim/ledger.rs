@@ -135,7 +135,9 @@ impl Ledger {
             Err(error) => return self.world.fault(format!("{error} to a settlement: {call:?}")),
         };
         let counted = verdict.statuses[0].counted.map(|trace| trace.key).zip(charge.count);
-        let Some((key, (_, limit))) = counted else { return };
+        let Some((key, (_, limit))) = counted else {
+            return self.settle_without_rule(charge, call.pod, now);
+        };
         if is_of_slots(limit) {
             return self.books.lock().slots.end(charge, call.pod);
         }
@@ -151,6 +153,19 @@ impl Ledger {
         });
         self.free(&[freed], now);
         self.world.state().note_due(call.pod, key, due);
+    }
+
+    /// Enters a settlement that no rule limits any more. It ends what its request holds.
+    fn settle_without_rule(&self, charge: &Charge, pod: u64, now: Time) {
+        if !charge.is_marked || charge.id.is_empty() {
+            return;
+        }
+        self.books.lock().slots.end(charge, pod);
+        let settled = self.books.lock().costs.settle_without_rule(charge, pod);
+        if let Some((freed, due)) = settled {
+            self.free(&[freed], now);
+            self.world.state().note_due(pod, freed.key, due);
+        }
     }
 
     /// Ends the holds that nothing has settled.
@@ -350,6 +365,8 @@ impl Ledger {
             if let Err(what) = outcome {
                 self.world.fault(format!("pod {}: {what}: {call:?}", call.pod));
             }
+            let freed = self.books.lock().costs.end_late(charge, call.pod);
+            self.free(freed.as_slice(), now);
         }
     }
 

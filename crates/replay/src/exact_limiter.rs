@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use ratelease_engine::buffer::LeasedTokens;
 use ratelease_engine::limiter::owners::Owner;
-use ratelease_engine::limiter::starts::{Begun, End, LOOK_EVERY, Settlement, Starts, Unspent};
+use ratelease_engine::limiter::starts::{
+    Beginning, Begun, End, LOOK_EVERY, Settlement, Starts, Unspent,
+};
 use ratelease_engine::limiter::{Charge, Resolved, resolve};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::{Ask, Grant, Return, Slots, StoreError};
@@ -172,8 +174,13 @@ impl ExactLimiter {
         };
         let (Some(id), Some(hold)) = (charge.hold_id(), charge.hold(taken, 0)) else { return };
         let is_of_slots = hold.is_of_slots();
-        let first = (hold.key, is_of_slots);
-        let begun = self.starts.begin(id.request, first, Owner::UNKNOWN, false, now);
+        let start = Beginning {
+            descriptors: &[id.descriptor],
+            first: (hold.key, is_of_slots),
+            owner: Owner::UNKNOWN,
+            is_aside: false,
+        };
+        let begun = self.starts.begin(id.request, start, now);
         let Begun::Open(start) = begun else { return };
         let is_held = self.starts.hold(start, id.descriptor, hold);
         self.starts.conclude(start, now);

@@ -1,7 +1,7 @@
 //! Costs that are known afterwards: what each request holds, what settlements charge, and whether
 //! no more is admitted, and no other sum counted, than `docs/accuracy.md` says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ratelease_engine::algorithm::{Token, counting};
@@ -17,8 +17,10 @@ const LATE: Duration = Duration::from_millis(1_005);
 
 #[derive(Default)]
 pub struct Costs {
-    /// What requests hold, by pod, key and id.
-    held: BTreeMap<(u64, Key, &'static str), Held>,
+    /// What requests hold, by pod and id: no two of them have one id.
+    held: BTreeMap<(u64, &'static str), Held>,
+    /// Requests whose end came while they held nothing, likewise.
+    ended: BTreeSet<(u64, &'static str)>,
     accounts: BTreeMap<Key, Account>,
     settled: (u64, u64, u64),
 }
@@ -87,7 +89,7 @@ struct Due {
 impl Costs {
     /// Enters a request that passes, which holds its hits from now on, if any.
     pub fn start(&mut self, charge: &Charge, key: Key, carries: bool, moment: Moment) {
-        let Some((own, limit)) = charge.count else { return };
+        let Some((_, limit)) = charge.count else { return };
         let Moment { pod, is_leaving, now, wall_us } = moment;
         let account = self.account(key, limit, carries);
         let windows = (number(limit, wall_us.0), number(limit, wall_us.1));
@@ -104,7 +106,7 @@ impl Costs {
         let (is_ending, is_sure) = (false, true);
         let held = Held { key, hits: charge.hits, ends, releases, window, is_ending, is_sure };
         if !is_leaving {
-            self.held.insert((pod, own, charge.id), held);
+            self.held.insert((pod, charge.id), held);
         }
     }
 
@@ -119,7 +121,7 @@ impl Costs {
         let (window, is_ending, is_sure) = (None, false, false);
         let held = Held { key, hits: charge.hits, ends, releases, window, is_ending, is_sure };
         if !is_leaving {
-            self.held.insert((pod, key, charge.id), held);
+            self.held.insert((pod, charge.id), held);
         }
     }
 
@@ -132,41 +134,94 @@ impl Costs {
         moment: Moment,
     ) -> (Freed, u64) {
         let Moment { pod, now, wall_us, .. } = moment;
-        let (own, limit) = charge.count.expect("a settlement that no rule limits");
-        let held = self.held.remove(&(pod, own, charge.id));
+        let (_, limit) = charge.count.expect("a settlement that no rule limits");
+        let held = self.held.remove(&(pod, charge.id));
+        if held.is_none() {
+            self.ended.insert((pod, charge.id));
+        }
         let cost = charge.hits;
         self.settled.0 += 1;
         self.settled.1 += u64::from(held.is_some());
         self.settled.2 += cost;
-        // It may have ended, where it is ending: then the cost counts whole.
-        let covered = held.map_or(0, |held| held.hits.min(cost));
         let is_ending = held.is_some_and(|held| held.is_ending);
         let is_back = is_ending && held.is_some_and(|held| held.releases);
-        let freed = held.filter(|_| !is_back).map_or(0, |held| held.hits - covered);
-        let due = if is_back { cost } else { cost - covered };
+        if is_back && let Some(Held { key, hits, .. }) = held {
+            self.accounts.get_mut(&key).expect("a hold of an unknown key").most -= i128::from(hits);
+        }
+        // It may have ended, where it is ending: then the cost counts whole.
+        let held = held.filter(|_| !is_back);
+        let covered = held.map_or(0, |held| held.hits.min(cost));
+        let freed = held.map_or(0, |held| held.hits - covered);
+        let due = cost - covered;
         let is_sure = held.is_none_or(|held| held.is_sure);
         if let Some(Held { key: of, hits, window, .. }) = held {
             let account = self.accounts.get_mut(&of).expect("a hold of an unknown key");
-            if !is_back && let Some(number) = window {
+            if let Some(number) = window {
                 *account.windows.entry(number).or_default() -= i128::from(freed);
             }
-            account.least -= if is_back || !is_sure { 0 } else { i128::from(hits) };
-            account.most -= if is_ending && !is_back { 0 } else { i128::from(hits) };
+            let covered = i128::from(covered);
+            account.least += covered - if is_sure { i128::from(hits) } else { 0 };
+            account.most += covered - if is_ending { 0 } else { i128::from(hits) };
         }
+        // What a hold covers stays with the count that it was taken from.
+        let most_due = if is_ending || !is_sure { cost } else { due };
         let account = self.account(key, limit, carries);
-        account.least += i128::from(cost);
-        account.most += i128::from(cost);
+        account.least += i128::from(due);
+        account.most += i128::from(most_due);
         account.dues.push(Due { pod, at: now, wall_us: wall_us.1, hits: due });
         let of = held.map_or(key, |held| held.key);
         // What the pod may owe, if the hold has ended, or never was.
-        (Freed { pod, key: of, hits: freed }, if is_ending || !is_sure { cost } else { due })
+        (Freed { pod, key: of, hits: freed }, most_due)
+    }
+
+    /// Enters a settlement that no rule limits any more: its cost belongs to the count that its start was
+    /// charged to. Returns what comes back, and what is charged beyond what was held.
+    pub fn settle_without_rule(&mut self, charge: &Charge, pod: u64) -> Option<(Freed, u64)> {
+        let name = (pod, charge.id);
+        let held = self.held.remove(&name);
+        self.ended.extend(held.is_none().then_some(name));
+        let Held { key, hits, is_ending, is_sure, window, releases, .. } = held?;
+        let account = self.accounts.get_mut(&key)?;
+        let (hits, cost) = (i128::from(hits), i128::from(charge.hits));
+        // It may have ended: then nothing tells what the cost belongs to, and it is not counted.
+        let is_kept = is_ending && !releases;
+        account.least += match (is_ending, is_sure) {
+            (true, _) if is_kept => (cost - hits).min(0),
+            (true, _) => 0,
+            (false, true) => cost - hits,
+            (false, false) => 0,
+        };
+        account.most += if is_kept { (cost - hits).max(0) } else { cost - hits };
+        if !is_ending && let Some(number) = window {
+            *account.windows.entry(number).or_default() += (cost - hits).min(0);
+        }
+        let freed = u64::try_from((hits - cost).max(0)).unwrap_or_default();
+        let due = u64::try_from((cost - hits).max(0)).unwrap_or_default();
+        Some((Freed { pod, key, hits: freed }, due))
+    }
+
+    /// Ends a request that passed after its end had come, which charged its cost. Returns what comes
+    /// back: all that it holds, unless the pod had no room to know of it.
+    pub fn end_late(&mut self, charge: &Charge, pod: u64) -> Option<Freed> {
+        let name = (pod, charge.id);
+        let Held { key, hits, window, is_ending, .. } =
+            self.ended.contains(&name).then(|| self.held.remove(&name))??;
+        if is_ending {
+            return None;
+        }
+        let account = self.accounts.get_mut(&key)?;
+        account.least -= i128::from(hits);
+        if let Some(number) = window {
+            *account.windows.entry(number).or_default() -= i128::from(hits);
+        }
+        Some(Freed { pod, key, hits })
     }
 
     /// Ends the holds that nothing settled. Returns what may have come back.
     pub fn advance(&mut self, now: Time) -> Vec<Freed> {
         let mut freed = Vec::new();
         let accounts = &mut self.accounts;
-        self.held.retain(|(pod, ..), held| {
+        self.held.retain(|(pod, _), held| {
             let account = accounts.get_mut(&held.key).expect("a hold of an unknown key");
             let hits = i128::from(held.hits);
             if now >= held.ends && !held.is_ending {

@@ -11,7 +11,7 @@ use ratelease_rules::request::{Few, Request};
 
 use super::key::Attempt;
 use super::owners::{ClosedBy, Node, Origin, Owner, StartId};
-use super::starts::{Begun, End, Held, Hold, Settlement, Unspent};
+use super::starts::{Beginning, Begun, End, Held, Hold, Settlement, Unspent};
 use super::{Charge, Limiter, Resolved, Shared};
 use crate::buffer::LeasedTokens;
 use crate::time::Time;
@@ -91,27 +91,31 @@ impl Shared {
         }
     }
 
-    /// Enters a start by `owner` for each id that `resolved` names.
+    /// Enters a start by `owner` for each id that `all` descriptors name.
     ///
     /// # Errors
     ///
     /// The request has ended already, in this way.
     pub(super) fn begin_starts(
         &self,
-        resolved: &[Resolved<'_>],
+        all: &[Resolved<'_>],
         owner: Owner,
         is_aside: bool,
         now: Time,
     ) -> Result<Few<StartId>, End> {
         let mut begun = Few::<StartId>::new();
-        for resolved in resolved {
+        for resolved in all {
             let Resolved::Charged(charge) = resolved else { continue };
             let Some(id) = charge.hold_id() else { continue };
             if begun.iter().any(|start| start.request == id.request) {
                 continue;
             }
+            let of_id = all.iter().filter_map(Resolved::hold_id);
+            let of_id = of_id.filter(|other| other.request == id.request);
+            let descriptors: Few<u64> = of_id.map(|id| id.descriptor).collect();
             let first = (charge.key(), charge.is_of_slots());
-            match self.starts.begin(id.request, first, owner, is_aside, now) {
+            let start = Beginning { descriptors: &descriptors, first, owner, is_aside };
+            match self.starts.begin(id.request, start, now) {
                 Begun::Open(start) => begun.push(start),
                 Begun::Full => {}
                 Begun::Ended(end) => {
@@ -196,7 +200,7 @@ impl Shared {
             return None;
         }
         let hasher = &self.options.hasher;
-        let is_open = |id: &HoldId| self.starts.has(id.request);
+        let is_open = |id: &HoldId| self.starts.has(*id);
         let ids = (0..before.len()).filter_map(|at| hasher.hold_id(request.domain, before, at));
         ids.into_iter().find(is_open)
     }

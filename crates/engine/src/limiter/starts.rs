@@ -88,7 +88,7 @@ const SLOT_BYTES: usize = size_of::<(RequestId, OfRequest)>() + 1;
 const KEY_BYTES: usize = size_of::<(Key, u32)>() + 1;
 
 /// The largest memory of the tables, of 2^n slots that are 7/8 full.
-const BYTES_MAX: usize = 36 << 20;
+const BYTES_MAX: usize = 40 << 20;
 const _: () = assert!(HOLDS_MAX / 7 * 8 * (SLOT_BYTES + KEY_BYTES) <= BYTES_MAX);
 
 /// How often starts that have ended without an end are looked for.
@@ -99,6 +99,19 @@ type OfRequest = SmallVec<[Start; 1]>;
 
 /// The holds of a start, each with the hash of its descriptor.
 pub type Held = SmallVec<[(u64, Hold); 1]>;
+
+/// A start that is to be entered.
+#[derive(Debug, Clone, Copy)]
+pub struct Beginning<'a> {
+    /// The hashes of its descriptors that are to hold something.
+    pub descriptors: &'a [u64],
+    /// The key of the first hold to come, and whether that counts slots.
+    pub first: (Key, bool),
+    /// The Envoy that asked.
+    pub owner: Owner,
+    /// Whether a candidate's rules start it, so that it has no end of its own.
+    pub is_aside: bool,
+}
 
 /// The result of [`Starts::begin`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,18 +195,9 @@ impl Default for Starts {
 }
 
 impl Starts {
-    /// Enters a start of the request of this `id`, by `owner`. It holds nothing yet; `first` is the key
-    /// of what it is to hold first, and whether that counts slots. One `aside` is a candidate's, which
-    /// has no end of its own.
-    pub fn begin(
-        &self,
-        id: RequestId,
-        first: (Key, bool),
-        owner: Owner,
-        aside: bool,
-        now: Time,
-    ) -> Begun {
-        self.part(id).lock().begin(id, first, owner, aside, now)
+    /// Enters a start of the request of this `id`. It holds nothing yet.
+    pub fn begin(&self, id: RequestId, start: Beginning<'_>, now: Time) -> Begun {
+        self.part(id).lock().begin(id, start, now)
     }
 
     /// Adds what the descriptor of this hash took to what `start` holds. Returns false if there is no
@@ -253,9 +257,12 @@ impl Starts {
         self.part(id.request).lock().settle(id, remembers, now)
     }
 
-    /// Whether the request of this `id` has open starts.
-    pub fn has(&self, id: RequestId) -> bool {
-        self.part(id).lock().requests.contains_key(&id)
+    /// Whether the request of this `id` has an open start that holds something for the descriptor, or is
+    /// about to.
+    pub fn has(&self, id: HoldId) -> bool {
+        let part = self.part(id.request).lock();
+        let mut starts = part.requests.get(&id.request).into_iter().flatten();
+        starts.any(|start| start.descriptors.contains(&id.descriptor))
     }
 
     /// Notes the cost of a settlement, for the counters: what was held, and what it has cost.
@@ -358,14 +365,8 @@ impl Part {
         }
     }
 
-    fn begin(
-        &mut self,
-        id: RequestId,
-        first: (Key, bool),
-        owner: Owner,
-        is_aside: bool,
-        now: Time,
-    ) -> Begun {
+    fn begin(&mut self, id: RequestId, start: Beginning<'_>, now: Time) -> Begun {
+        let Beginning { descriptors, first, owner, is_aside } = start;
         if !is_aside && let Some(end) = self.ends.remove(id, now) {
             self.count(HoldCounter::EndedBefore, 1);
             return Begun::Ended(end.unwrap_or(End::Charged));
@@ -389,6 +390,7 @@ impl Part {
                 phase: Phase::Asking,
                 is_aside,
                 next: None,
+                descriptors: descriptors.into(),
                 held: SmallVec::new(),
             },
         );
@@ -437,7 +439,9 @@ impl Part {
             return;
         }
         let first = (first.key, first.is_of_slots());
-        if let Begun::Open(start) = self.begin(id.request, first, owner, false, now) {
+        let descriptors: SmallVec<[u64; 2]> = held.iter().map(|(of, _)| *of).collect();
+        let start = Beginning { descriptors: &descriptors, first, owner, is_aside: false };
+        if let Begun::Open(start) = self.begin(id.request, start, now) {
             for (descriptor, hold) in held {
                 self.hold(start, descriptor, hold);
             }
@@ -456,7 +460,7 @@ impl Part {
         if let Some((hold, owner)) = self.take_hold(id) {
             return Settlement::Of(Box::new(hold), owner);
         }
-        let asks = |start: &&mut Start| matches!(start.phase, Phase::Asking) && remembers;
+        let asks = |start: &&mut Start| start.asks_for(id.descriptor) && remembers;
         if let Some(start) = self.starts(id.request).find(asks) {
             start.phase = Phase::Ended(End::Charged);
             return Settlement::OfNothing;

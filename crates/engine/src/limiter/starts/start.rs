@@ -105,6 +105,8 @@ pub(super) struct Start {
     pub(super) is_aside: bool,
     /// A start of the same call under another id.
     pub(super) next: Option<StartId>,
+    /// The hashes of the descriptors that are to hold something, which their ends have too.
+    pub(super) descriptors: SmallVec<[u64; 2]>,
     /// The holds of its descriptors, each with the hash that the end has too.
     pub(super) held: SmallVec<[(u64, Hold); 1]>,
 }
@@ -123,6 +125,11 @@ pub(super) enum Phase {
 // === impl Start ===
 
 impl Start {
+    /// Whether it waits for its verdict, and is to hold something for this descriptor.
+    pub(super) fn asks_for(&self, descriptor: u64) -> bool {
+        self.phase == Phase::Asking && self.descriptors.contains(&descriptor)
+    }
+
     /// How long it may last after its last sign of life.
     pub(super) fn lasts(&self) -> Duration {
         self.held.iter().map(|(_, hold)| hold.lasts).max().unwrap_or_default()

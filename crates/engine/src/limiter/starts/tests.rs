@@ -45,8 +45,12 @@ fn hold(hits: u64) -> Hold {
     }
 }
 
-fn first() -> (Key, bool) {
-    (Key::for_test(1), false)
+/// Begins a start of one descriptor, with this hold to come.
+fn try_begin(starts: &Starts, id: HoldId, hold: &Hold, is_aside: bool, now: Time) -> Begun {
+    let first = (hold.key, hold.is_of_slots());
+    let descriptors = &[id.descriptor];
+    let start = Beginning { descriptors, first, owner: Owner::UNKNOWN, is_aside };
+    starts.begin(id.request, start, now)
 }
 
 fn slot() -> Hold {
@@ -55,7 +59,7 @@ fn slot() -> Hold {
 }
 
 fn begin(starts: &Starts, id: HoldId, now: Time) -> StartId {
-    match starts.begin(id.request, first(), Owner::UNKNOWN, false, now) {
+    match try_begin(starts, id, &hold(1), false, now) {
         Begun::Open(start) => start,
         other => panic!("{other:?}"),
     }
@@ -63,8 +67,7 @@ fn begin(starts: &Starts, id: HoldId, now: Time) -> StartId {
 
 /// A start that holds this, and has its verdict. Returns whether there was room.
 fn take(starts: &Starts, id: HoldId, hold: Hold, now: Time) -> bool {
-    let first = (hold.key, hold.is_of_slots());
-    match starts.begin(id.request, first, Owner::UNKNOWN, false, now) {
+    match try_begin(starts, id, &hold, false, now) {
         Begun::Open(start) => {
             let is_held = starts.hold(start, id.descriptor, hold);
             assert_eq!(starts.conclude(start, now), None);
@@ -245,13 +248,13 @@ fn a_start_that_is_asked_for_ends_by_its_verdict() {
 fn an_end_before_its_start_leaves_it_nothing_to_take() {
     let starts = Starts::default();
     assert_eq!(starts.settle(id(1), true, NOW), Settlement::Unknown);
-    let begun = |n| starts.begin(id(n).request, first(), Owner::UNKNOWN, false, at(5));
+    let begun = |n| try_begin(&starts, id(n), &hold(1), false, at(5));
     assert_eq!(begun(1), Begun::Ended(End::Charged));
     assert!(matches!(begun(1), Begun::Open(_)), "once");
     assert_eq!(starts.end(id(2).request, End::Cost(9), NOW), None);
     assert_eq!(begun(2), Begun::Ended(End::Cost(9)));
     assert_eq!(starts.end(id(3).request, End::Unknown, NOW), None);
-    let late = starts.begin(id(3).request, first(), Owner::UNKNOWN, false, at(12));
+    let late = try_begin(&starts, id(3), &hold(1), false, at(12));
     assert!(matches!(late, Begun::Open(_)), "it is forgotten after seconds");
 }
 
@@ -278,9 +281,7 @@ fn an_undone_start_and_its_candidate_hold_nothing() {
     let own = begin(&starts, id(1), NOW);
     starts.hold(own, id(1).descriptor, slot());
     starts.conclude(own, NOW);
-    let Begun::Open(aside) = starts.begin(id(1).request, first(), Owner::UNKNOWN, true, NOW) else {
-        panic!()
-    };
+    let Begun::Open(aside) = try_begin(&starts, id(1), &slot(), true, NOW) else { panic!() };
     starts.hold(aside, 7, Hold { key: Key::for_test(2), ..slot() });
     starts.conclude(aside, NOW);
     let (held, next) = starts.undo(own).unwrap();
@@ -358,6 +359,17 @@ fn a_client_with_a_million_ids_leaves_room_for_others() {
     assert_eq!(count(&starts, HoldCounter::Bytes), 0);
 }
 
+/// A value of another entry may be the same text as an id.
+#[test]
+fn the_end_of_another_descriptor_leaves_a_start_that_is_asked_for() {
+    let starts = Starts::default();
+    let start = begin(&starts, id(1), NOW);
+    let other = HoldId { descriptor: 7, ..id(1) };
+    assert!(!starts.has(other) && starts.has(id(1)));
+    assert_eq!(starts.settle(other, true, NOW), Settlement::Unknown);
+    assert_eq!(starts.conclude(start, NOW), None);
+}
+
 #[test]
 fn starts_of_one_id_are_bounded() {
     let starts = Starts::default();
@@ -387,7 +399,7 @@ proptest! {
         let mut model = Model::default();
         for (step, n, hits) in steps {
             match step {
-                0 => match starts.begin(id(n).request, first(), Owner::UNKNOWN, false, NOW) {
+                0 => match try_begin(&starts, id(n), &hold(hits), false, NOW) {
                     Begun::Open(start) => {
                         prop_assert!(starts.hold(start, id(n).descriptor, hold(hits)));
                         starts.conclude(start, NOW);
