@@ -52,6 +52,19 @@ const UNFINISHED_FEW: usize = 8;
 /// than any request may take to be answered (10 s).
 const QUIET_MAX: u32 = 15;
 
+/// Is told what becomes of the streams of a connection, as their frames pass: `h2` does not report a
+/// reset that comes after the answer.
+pub trait StreamObserver: Send + Sync {
+    /// Whether it wants to be told at present.
+    fn is_watching(&self) -> bool;
+
+    /// The client has reset this stream.
+    fn note_reset(&self, stream: u32);
+
+    /// The last frame of the answer on this stream was written.
+    fn note_answered(&self, stream: u32);
+}
+
 /// The streams of one connection, and the client's remaining budget.
 #[derive(Debug)]
 pub(super) struct Http2Limits {
@@ -67,6 +80,8 @@ pub(super) struct Http2Limits {
     header_bytes: usize,
     /// Bytes of the header block that began last.
     block_bytes: usize,
+    /// Whether the client has reset a stream since `take_resets` was last called.
+    has_resets: bool,
     budget: FrameBudget,
 }
 
@@ -103,29 +118,50 @@ impl Http2Limits {
             answering: 0,
             header_bytes: 0,
             block_bytes: 0,
+            has_resets: false,
             budget: FrameBudget { left: BUDGET_INITIAL, filled: now },
         }
     }
 
-    /// Processes bytes read in this second.
+    /// Processes bytes read in this second. An `observer` is told of the resets among them.
     pub(super) fn note_read(
         &mut self,
         mut bytes: &[u8],
         second: u32,
         clock: &Clock,
+        observer: Option<&dyn StreamObserver>,
     ) -> Result<(), LimitExceeded> {
         while let Some(head) = self.inbound.next(&mut bytes) {
+            if head.kind == RST_STREAM {
+                self.has_resets = true;
+                if let Some(observer) = observer {
+                    observer.note_reset(head.stream);
+                }
+            }
             self.note_header_block(head)?;
             self.note_inbound(head, second, clock)?;
         }
         Ok(())
     }
 
-    /// Processes bytes written in this second; returns whether they held part of an answer.
-    pub(super) fn note_written(&mut self, mut bytes: &[u8], second: u32) -> bool {
+    /// Processes bytes written in this second; returns whether they held part of an answer. An
+    /// `observer` is told of the answers that end in them.
+    pub(super) fn note_written(
+        &mut self,
+        mut bytes: &[u8],
+        second: u32,
+        observer: Option<&dyn StreamObserver>,
+    ) -> bool {
         let mut has_answers = false;
         while let Some(head) = self.outbound.next(&mut bytes) {
-            has_answers |= matches!(head.kind, HEADERS | DATA);
+            let is_of_answer = matches!(head.kind, HEADERS | DATA);
+            has_answers |= is_of_answer;
+            if is_of_answer
+                && head.ends_stream()
+                && let Some(observer) = observer
+            {
+                observer.note_answered(head.stream);
+            }
             self.note_outbound(head, second);
         }
         has_answers
@@ -147,6 +183,11 @@ impl Http2Limits {
         std::mem::take(&mut self.header_bytes)
     }
 
+    /// Whether the client has reset a stream since the last call.
+    pub(super) fn take_resets(&mut self) -> bool {
+        std::mem::take(&mut self.has_resets)
+    }
+
     /// The identifier of the newest stream.
     pub(super) fn last_stream(&self) -> u32 {
         self.last_stream
@@ -157,8 +198,14 @@ impl Http2Limits {
         self.outbound.is_between_frames()
     }
 
-    /// Fails if streams have made no progress for too long; `long_lived` of them may.
-    pub(super) fn sweep(&self, second: u32, long_lived: usize) -> Result<(), LimitExceeded> {
+    /// Fails if streams have made no progress for too long. `long_lived` of them may be quiet, and the
+    /// requests of `unending` need not be finished.
+    pub(super) fn sweep(
+        &self,
+        second: u32,
+        long_lived: usize,
+        unending: usize,
+    ) -> Result<(), LimitExceeded> {
         let mut unfinished = 0;
         let mut quiet = 0;
         for stream in &self.streams {
@@ -166,7 +213,7 @@ impl Http2Limits {
             unfinished += usize::from(!stream.is_complete && still > UNFINISHED_MAX);
             quiet += usize::from(still > QUIET_MAX);
         }
-        if unfinished > UNFINISHED_FEW {
+        if unfinished > UNFINISHED_FEW + unending {
             return Err(LimitExceeded("requests that are not finished"));
         }
         if quiet > long_lived { Err(LimitExceeded("answers that are not read")) } else { Ok(()) }

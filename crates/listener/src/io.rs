@@ -4,6 +4,7 @@
 use std::future::pending;
 use std::io;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use tonic::transport::server::Connected;
 use tracing::debug;
 
-use super::http2_limits::{Http2Limits, LimitExceeded, goaway};
+use super::http2_limits::{Http2Limits, LimitExceeded, StreamObserver, goaway};
 use super::pool::{ConnectionGuard, ConnectionHandle, OpenConnections};
 use super::turn::{Turn, TurnHandle};
 use super::wire_meter::{Metered, Wire};
@@ -40,6 +41,7 @@ pub struct Connection<I> {
     turn: Turn,
     /// Present on a connection with TLS.
     wire: Option<Wire>,
+    observer: Option<Arc<dyn StreamObserver>>,
     guard: ConnectionGuard,
 }
 
@@ -80,6 +82,7 @@ impl<I> Connection<I> {
             last_sweep: 0,
             turn: Turn::default(),
             wire: None,
+            observer: None,
             guard,
         }
     }
@@ -101,9 +104,9 @@ impl<I> Connection<I> {
 
     /// Replaces the byte stream by an equivalent one.
     pub fn map<J>(self, map: impl FnOnce(I) -> J) -> Connection<J> {
-        let Self { io, protocol, deadline, stall, last_sweep, turn, wire, guard } = self;
+        let Self { io, protocol, deadline, stall, last_sweep, turn, wire, observer, guard } = self;
         let io = map(io);
-        Connection { io, protocol, deadline, stall, last_sweep, turn, wire, guard }
+        Connection { io, protocol, deadline, stall, last_sweep, turn, wire, observer, guard }
     }
 
     /// Replaces the byte stream by what `secure` makes of it, such as a TLS stream: from then on
@@ -119,7 +122,8 @@ impl<I> Connection<I> {
     where
         F: Future<Output = io::Result<J>>,
     {
-        let Self { io, protocol, mut deadline, stall, last_sweep, turn, guard, .. } = self;
+        let Self { io, protocol, mut deadline, stall, last_sweep, turn, observer, guard, .. } =
+            self;
         let wire = Wire::default();
         let io = tokio::select! {
             secured = secure(wire.over(io)) => secured?,
@@ -130,7 +134,7 @@ impl<I> Connection<I> {
         };
         wire.reset();
         let wire = Some(wire);
-        Ok(Connection { io, protocol, deadline, stall, last_sweep, turn, wire, guard })
+        Ok(Connection { io, protocol, deadline, stall, last_sweep, turn, wire, observer, guard })
     }
 
     /// Returns the handle by which the server of the connection learns when to close it.
@@ -141,6 +145,11 @@ impl<I> Connection<I> {
     /// From now on the connection is read again only after the bytes read before have been handled.
     pub fn require_turns(&mut self) -> TurnHandle {
         self.turn.require_turns()
+    }
+
+    /// From now on `observer` is told what becomes of the streams, if the client speaks HTTP/2.
+    pub fn observe_streams(&mut self, observer: Arc<dyn StreamObserver>) {
+        self.observer = Some(observer);
     }
 
     fn note_read(&mut self, mut bytes: &[u8]) -> Result<(), LimitExceeded> {
@@ -178,7 +187,11 @@ impl<I> Connection<I> {
         match &mut self.protocol {
             Protocol::Http2(http2) => {
                 let handle = self.guard.handle();
-                http2.note_read(bytes, handle.age_seconds(), handle.clock())?;
+                let observer = watching(self.observer.as_ref());
+                http2.note_read(bytes, handle.age_seconds(), handle.clock(), observer)?;
+                if http2.take_resets() {
+                    self.turn.note_reset();
+                }
                 self.turn.note_read(0, http2.take_header_bytes());
                 self.turn.note_stream(http2.last_stream());
                 Ok(())
@@ -190,7 +203,10 @@ impl<I> Connection<I> {
     fn note_written(&mut self, bytes: &[u8]) {
         let handle = self.guard.handle();
         let has_answers = match &mut self.protocol {
-            Protocol::Http2(http2) => http2.note_written(bytes, handle.age_seconds()),
+            Protocol::Http2(http2) => {
+                let observer = watching(self.observer.as_ref());
+                http2.note_written(bytes, handle.age_seconds(), observer)
+            }
             Protocol::Unknown(_) | Protocol::Other(_) => true,
         };
         if has_answers {
@@ -205,7 +221,7 @@ impl<I> Connection<I> {
         match &self.protocol {
             Protocol::Http2(http2) if second != self.last_sweep => {
                 self.last_sweep = second;
-                http2.sweep(second, handle.long_lived_streams())
+                http2.sweep(second, handle.long_lived_streams(), handle.streams())
             }
             _ => Ok(()),
         }
@@ -245,6 +261,7 @@ impl<I: AsyncWrite + Unpin> Connection<I> {
     /// connection is cut off.
     fn close(&mut self, LimitExceeded(what): LimitExceeded, cx: &mut Context<'_>) -> io::Error {
         debug!("a connection is closed: too many {what}");
+        self.guard.handle().note_cut();
         self.guard.handle().note_violation();
         if let Protocol::Http2(http2) = &self.protocol
             && http2.is_between_frames()
@@ -302,6 +319,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Connection<I> {
     ) -> Poll<io::Result<()>> {
         let second = self.guard.handle().age_seconds();
         if self.deadline.has_passed(second, cx) {
+            self.guard.handle().note_cut();
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         self.sweep().map_err(|exceeded| self.close(exceeded, cx))?;
@@ -380,6 +398,11 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
         }
         Poll::Ready(Ok(()))
     }
+}
+
+/// The observer, if it wants to be told at present.
+fn watching(observer: Option<&Arc<dyn StreamObserver>>) -> Option<&dyn StreamObserver> {
+    observer.map(AsRef::as_ref).filter(|observer| observer.is_watching())
 }
 
 impl<I: Connected> Connected for Connection<I> {

@@ -36,10 +36,11 @@ pub use accept::{
 };
 pub use cores::{Cores, runtime_builder};
 pub use http::{Client, HttpServer};
+pub use http2_limits::StreamObserver;
 pub use io::{Connection, PREFACE};
 pub use pool::{
-    CONNECTIONS_MAX, ConnectionGuard, ConnectionHandle, IncompleteRequest, LongLivedStream,
-    OpenConnections, Peer, PoolFull, RequestInUse,
+    CONNECTIONS_MAX, ConnectionGuard, ConnectionHandle, EndlessStream, IncompleteRequest,
+    LongLivedStream, OpenConnections, Peer, PoolFull, RequestInUse,
 };
 pub use turn::TurnHandle;
 pub use unread::{AnswerBody, UnreadAnswers, UnreadBounds};

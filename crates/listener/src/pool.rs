@@ -48,6 +48,14 @@ const UNFINISHED_CALLS_MAX: usize = 2 * UNFINISHED_MAX;
 const INCOMPLETE_MAX: usize = 256;
 const INCOMPLETE_PER_CONNECTION: usize = 4;
 
+/// Maximum number of streams that both ends keep open, such as those of access logs: of one
+/// connection, and of one listener. Each connection may have the third number of them even when the
+/// listener has reached its maximum. Each takes some 4 KiB. An Envoy opens one or a few for each of
+/// its workers.
+const ENDLESS_PER_CONNECTION: usize = 16;
+const ENDLESS_MAX: usize = 1024;
+const ENDLESS_FEW: usize = 2;
+
 /// Counts the connections of a listener and makes room for new ones. A cheap handle: clones share
 /// all state.
 #[derive(Debug, Clone)]
@@ -64,6 +72,7 @@ struct Pool {
     violations: AtomicU64,
     waiting: PendingTotals,
     incomplete: AtomicUsize,
+    endless: AtomicUsize,
     /// Number of open connections that were never answered.
     unanswered: AtomicUsize,
     closed: Notify,
@@ -117,6 +126,13 @@ pub struct IncompleteRequest(ConnectionHandle);
 /// Counts one stream that may be quiet, until it is dropped.
 #[derive(Debug)]
 pub struct LongLivedStream(Arc<Member>);
+
+/// Counts one stream that both ends keep open, until it is dropped.
+#[derive(Debug)]
+pub struct EndlessStream {
+    handle: ConnectionHandle,
+    _stream: LongLivedStream,
+}
 
 /// A request that the server vouches for: until it is dropped, its connection closes for no other
 /// one, and only then the connection begins to be idle.
@@ -295,6 +311,7 @@ impl Pool {
             violations: AtomicU64::new(0),
             waiting: PendingTotals::new(unfinished_max),
             incomplete: AtomicUsize::new(0),
+            endless: AtomicUsize::new(0),
             unanswered: AtomicUsize::new(0),
             closed: Notify::new(),
             is_nearly_full: AtomicBool::new(false),
@@ -390,10 +407,35 @@ impl ConnectionHandle {
         let _ = self.member.close.subscribe().wait_for(|asked| *asked == Close::Ended).await;
     }
 
-    /// Registers a stream of this connection that may be quiet; `None` if there are `max` already.
+    /// Registers a stream of this connection that may be quiet; `None` if there are `max` already,
+    /// besides those that both ends keep open.
     pub fn register_long_lived(&self, max: usize) -> Option<LongLivedStream> {
         let stream = LongLivedStream(Arc::clone(&self.member));
-        (self.member.long_lived.fetch_add(1, Ordering::Relaxed) < max).then_some(stream)
+        let before = self.member.long_lived.fetch_add(1, Ordering::Relaxed);
+        (before.saturating_sub(self.streams()) < max).then_some(stream)
+    }
+
+    /// Registers a stream of this connection that both ends keep open: it may be quiet, and its
+    /// request is never complete. `None` if there are too many.
+    pub fn register_endless(&self) -> Option<EndlessStream> {
+        self.member.long_lived.fetch_add(1, Ordering::Relaxed);
+        let own = self.member.streams.fetch_add(1, Ordering::Relaxed);
+        let all = self.pool.0.endless.fetch_add(1, Ordering::Relaxed);
+        let stream = LongLivedStream(Arc::clone(&self.member));
+        let stream = EndlessStream { handle: self.clone(), _stream: stream };
+        let has_room = own < ENDLESS_FEW || own < ENDLESS_PER_CONNECTION && all < ENDLESS_MAX;
+        has_room.then_some(stream)
+    }
+
+    /// Whether this end has cut the connection off, because its client exceeded a limit or it has
+    /// reached its maximum age.
+    pub fn was_cut(&self) -> bool {
+        self.member.was_cut.load(Ordering::Relaxed)
+    }
+
+    /// Records that this end cuts the connection off.
+    pub(super) fn note_cut(&self) {
+        self.member.was_cut.store(true, Ordering::Relaxed);
     }
 
     /// Registers an incomplete request of this connection; `None` if there are too many.
@@ -449,7 +491,8 @@ impl ConnectionHandle {
         }
     }
 
-    fn note_used(&self) {
+    /// Records that the connection is used, by an answer or otherwise.
+    pub fn note_used(&self) {
         self.leave_unanswered();
         let Member { last_answer, last_answer_second, .. } = &*self.member;
         last_answer.store(self.pool.0.accepted.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -473,6 +516,13 @@ impl Drop for IncompleteRequest {
     fn drop(&mut self) {
         self.0.member.incomplete.fetch_sub(1, Ordering::Relaxed);
         self.0.pool.0.incomplete.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for EndlessStream {
+    fn drop(&mut self) {
+        self.handle.member.streams.fetch_sub(1, Ordering::Relaxed);
+        self.handle.pool.0.endless.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -558,6 +608,8 @@ struct Member {
     streams: AtomicUsize,
     /// Number of requests that were handed on incomplete.
     incomplete: AtomicUsize,
+    /// Whether this end has cut the connection off.
+    was_cut: AtomicBool,
     close: watch::Sender<Close>,
 }
 
@@ -595,6 +647,7 @@ impl Members {
             long_lived: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
             incomplete: AtomicUsize::new(0),
+            was_cut: AtomicBool::new(false),
             close: watch::Sender::new(Close::No),
         });
         self.open.insert(accepted, Arc::clone(&member));

@@ -23,6 +23,7 @@ pub struct TurnHandle(Arc<Handled>);
 #[derive(Debug, Default)]
 struct Handled {
     is_handled: AtomicBool,
+    has_resets: AtomicBool,
     cost: AtomicUsize,
     newest_stream: AtomicU32,
 }
@@ -44,6 +45,12 @@ impl TurnHandle {
     /// Signals that every request read so far has been accepted.
     pub fn note_handled(&self) {
         self.0.is_handled.store(true, Ordering::Relaxed);
+        self.0.has_resets.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the client has reset any stream since all requests were accepted last.
+    pub fn has_resets(&self) -> bool {
+        self.0.has_resets.load(Ordering::Relaxed)
     }
 
     /// The identifier of the newest stream of which anything was read.
@@ -100,6 +107,11 @@ impl Turn {
         self.handle.0.newest_stream.store(newest, Ordering::Relaxed);
     }
 
+    /// Records that the client has reset a stream.
+    pub(super) fn note_reset(&mut self) {
+        self.handle.0.has_resets.store(true, Ordering::Relaxed);
+    }
+
     /// Records that there was nothing to read. This ends a turn, except one that waits: more may
     /// arrive while what was read is being handled.
     pub(super) fn note_idle(&mut self) {
@@ -150,6 +162,17 @@ mod tests {
         assert!(!turn.is_over());
         turn.note_read(COST_MAX / 2, 0);
         assert!(!turn.is_over(), "the work of the former turn is over too");
+    }
+
+    #[test]
+    fn a_reset_is_remembered_until_all_requests_are_handled() {
+        let mut turn = Turn::default();
+        let handle = turn.require_turns();
+        assert!(!handle.has_resets());
+        turn.note_reset();
+        assert!(handle.has_resets());
+        handle.note_handled();
+        assert!(!handle.has_resets());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Ledgers that process frames, in virtual time.
 
+use parking_lot::Mutex;
+
 use super::*;
 
 fn head(kind: u8, flags: u8, stream: u32, length: u32) -> Vec<u8> {
@@ -12,6 +14,29 @@ struct Shown {
     http2: Http2Limits,
     clock: Clock,
     second: u32,
+    seen: Seen,
+}
+
+/// The streams that an observer was told of.
+#[derive(Default)]
+struct Seen {
+    is_watching: bool,
+    reset: Mutex<Vec<u32>>,
+    answered: Mutex<Vec<u32>>,
+}
+
+impl StreamObserver for Seen {
+    fn is_watching(&self) -> bool {
+        self.is_watching
+    }
+
+    fn note_reset(&self, stream: u32) {
+        self.reset.lock().push(stream);
+    }
+
+    fn note_answered(&self, stream: u32) {
+        self.answered.lock().push(stream);
+    }
 }
 
 impl Shown {
@@ -22,15 +47,16 @@ impl Shown {
 
     fn new() -> Self {
         let clock = Clock::start();
-        Self { http2: Http2Limits::new(clock.now()), clock, second: 0 }
+        let http2 = Http2Limits::new(clock.now());
+        Self { http2, clock, second: 0, seen: Seen::default() }
     }
 
     fn read(&mut self, frame: &[u8]) -> Result<(), LimitExceeded> {
-        self.http2.note_read(frame, self.second, &self.clock)
+        self.http2.note_read(frame, self.second, &self.clock, Some(&self.seen))
     }
 
     fn write(&mut self, frame: &[u8]) -> bool {
-        self.http2.note_written(frame, self.second)
+        self.http2.note_written(frame, self.second, Some(&self.seen))
     }
 
     /// A call, as Envoy sends it.
@@ -128,19 +154,49 @@ async fn streams_without_progress_are_found() {
     let mut shown = Shown::new();
     for (begun, id) in (0..=UNFINISHED_FEW).zip((1..).step_by(2)) {
         shown.read(&head(HEADERS, 4, id, 9)).unwrap();
-        assert_eq!(shown.http2.sweep(UNFINISHED_MAX, 0), Ok(()));
-        let late = shown.http2.sweep(UNFINISHED_MAX + 1, 0);
+        assert_eq!(shown.http2.sweep(UNFINISHED_MAX, 0, 0), Ok(()));
+        let late = shown.http2.sweep(UNFINISHED_MAX + 1, 0, 0);
         assert_eq!(late.is_err(), begun == UNFINISHED_FEW, "{begun}");
     }
     let mut shown = Shown::new();
     shown.asked(1).unwrap();
     shown.write(&head(HEADERS, 4, 1, 9));
-    assert_eq!(shown.http2.sweep(QUIET_MAX, 0), Ok(()));
-    assert_eq!(shown.http2.sweep(QUIET_MAX + 1, 1), Ok(()), "it is to last");
-    assert!(shown.http2.sweep(QUIET_MAX + 1, 0).is_err());
+    assert_eq!(shown.http2.sweep(QUIET_MAX, 0, 0), Ok(()));
+    assert_eq!(shown.http2.sweep(QUIET_MAX + 1, 1, 0), Ok(()), "it is to last");
+    assert!(shown.http2.sweep(QUIET_MAX + 1, 0, 0).is_err());
     shown.second = QUIET_MAX;
     shown.write(&head(DATA, 0, 1, 9));
-    assert_eq!(shown.http2.sweep(QUIET_MAX + 1, 0), Ok(()), "it is read");
+    assert_eq!(shown.http2.sweep(QUIET_MAX + 1, 0, 0), Ok(()), "it is read");
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_both_ends_keep_open_need_not_be_finished() {
+    let mut shown = Shown::new();
+    let unending = 4;
+    for id in (1..).step_by(2).take(UNFINISHED_FEW + unending) {
+        shown.read(&head(HEADERS, 4, id, 9)).unwrap();
+    }
+    let late = UNFINISHED_MAX + 1;
+    assert_eq!(shown.http2.sweep(late, 0, unending), Ok(()));
+    assert!(shown.http2.sweep(late, 0, unending - 1).is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_is_told_of_resets_whether_answered_or_not() {
+    let mut shown = Shown::new();
+    let reset = |id| head(RST_STREAM, 0, id, 4);
+    for stream in [1, 3, 5] {
+        shown.asked(stream).unwrap();
+    }
+    shown.answered(1);
+    assert!(!shown.http2.take_resets());
+    shown.read(&[reset(1), reset(3)].concat()).unwrap();
+    assert!(shown.http2.take_resets());
+    assert!(!shown.http2.take_resets(), "since the last call");
+    shown.answered(5);
+    shown.write(&head(HEADERS, 4, 7, 10)); // an answer that goes on
+    assert_eq!(*shown.seen.reset.lock(), [1, 3]);
+    assert_eq!(*shown.seen.answered.lock(), [1, 5]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,6 +2,7 @@
 
 use std::future::pending;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::time::{Instant, timeout};
@@ -51,8 +52,9 @@ async fn a_client_that_sends_a_preface_stays_until_its_max_age() {
         assert!(lived >= HOUR && connection.deadline.is_none(), "{lived:?}");
         assert_eq!(matches!(connection.protocol, Protocol::Http2(_)), bytes == PREFACE);
         for max_age in [Duration::from_secs(5), Duration::from_secs(300)] {
-            let (_, lived) = lasts(bytes, Some(max_age)).await;
+            let (connection, lived) = lasts(bytes, Some(max_age)).await;
             assert!((max_age..max_age + SECOND).contains(&lived), "{lived:?}");
+            assert!(connection.handle().was_cut());
         }
         // A maximum age longer than the clock can represent.
         let (_, lived) = lasts(bytes, Some(Duration::MAX)).await;
@@ -161,6 +163,7 @@ async fn a_flood_is_answered_with_enhance_your_calm() {
         }
     };
     assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
+    assert!(connection.handle().was_cut());
     drop(connection);
     let mut written = Vec::new();
     client.read_to_end(&mut written).await.unwrap();
@@ -209,6 +212,41 @@ async fn header_blocks_end_a_turn_before_bytes_do() {
     connection.read_exact(&mut vec![0; PREFACE.len() + block.len()]).await.unwrap();
     assert!(futures_util::poll!(pin!(connection.read_u8())).is_pending());
     connection.read_u8().await.unwrap();
+}
+
+/// An observer of streams that counts resets, if it watches.
+struct Resets(AtomicBool, AtomicUsize);
+
+impl StreamObserver for Resets {
+    fn is_watching(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn note_reset(&self, stream: u32) {
+        assert_eq!(stream, 1);
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn note_answered(&self, _: u32) {}
+}
+
+#[tokio::test]
+async fn an_observer_is_told_of_streams_while_it_watches() {
+    let (mut client, mut connection) = pair(None, 1024);
+    let resets = Arc::new(Resets(AtomicBool::new(false), AtomicUsize::new(0)));
+    connection.observe_streams(resets.clone());
+    let turn = connection.require_turns();
+    client.write_all(&[PREFACE, &[0, 0, 0, 1, 5, 0, 0, 0, 1]].concat()).await.unwrap();
+    connection.read_exact(&mut [0; 33]).await.unwrap();
+    for (is_watching, seen) in [(false, 0), (true, 1), (false, 1)] {
+        resets.0.store(is_watching, Ordering::Relaxed);
+        assert!(!turn.has_resets());
+        client.write_all(&[0, 0, 4, 3, 0, 0, 0, 0, 1, 0, 0, 0, 8]).await.unwrap();
+        connection.read_exact(&mut [0; 13]).await.unwrap();
+        assert_eq!(resets.1.load(Ordering::Relaxed), seen);
+        assert!(turn.has_resets());
+        turn.note_handled();
+    }
 }
 
 /// A watch of the health service is an answer that has begun and does not end.

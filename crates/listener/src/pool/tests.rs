@@ -119,6 +119,26 @@ fn a_connection_with_answers_outlasts_idle_ones() {
 }
 
 #[test]
+fn each_connection_may_have_some_endless_streams_and_all_together_many() {
+    let open = OpenConnections::default();
+    let streams = |guard: &ConnectionGuard| {
+        std::iter::from_fn(|| guard.handle.register_endless()).collect::<Vec<_>>()
+    };
+    let greedy: Vec<_> = (0..2 * ENDLESS_MAX / ENDLESS_PER_CONNECTION)
+        .map(|_| open.admit(None).expect("room"))
+        .collect();
+    let kept: Vec<_> = greedy.iter().map(streams).collect();
+    let all = ENDLESS_MAX / ENDLESS_PER_CONNECTION;
+    assert!(kept[..all].iter().all(|own| own.len() == ENDLESS_PER_CONNECTION));
+    assert!(kept[all..].iter().all(|own| own.len() == ENDLESS_FEW));
+    let guard = &greedy[0];
+    assert!(guard.handle.register_long_lived(1).is_some(), "others have a maximum of their own");
+    drop(kept);
+    assert_eq!((guard.handle.streams(), guard.handle.long_lived_streams()), (0, 0));
+    assert_eq!(streams(guard).len(), ENDLESS_PER_CONNECTION);
+}
+
+#[test]
 fn the_peer_with_most_of_all_connections_loses_one_first() {
     let open = OpenConnections::new(32);
     let few: Vec<_> = (0..8).map(|n| admit(&open, addresses(n))).collect();
