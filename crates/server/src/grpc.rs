@@ -10,6 +10,8 @@
 //! tonic's processing of a call costs more than the decision (`docs/performance.md`): plain calls
 //! bypass tonic.
 
+mod access_log;
+mod answered_starts;
 mod call;
 mod connection;
 mod fallback;
@@ -42,6 +44,7 @@ use ratelease_listener::tls::TlsAcceptor;
 use ratelease_listener::{Accept, Accepted, Connection, Cores, OpenConnections, PREFACE};
 use ratelease_listener::{connections, serve_each};
 
+pub use self::access_log::{Entry, EntryId, Fault, Reader, Report, Sink};
 pub use self::health::{Health, HealthHandle, health};
 pub use self::wire::{DecodeError, frame, read};
 

@@ -19,7 +19,7 @@
 //! are the rules in force. [`metrics`] counts all decisions, [`hot_keys`] the hottest keys,
 //! [`observe`] passes each decision to both and logs some, and [`trace`] makes spans of some
 //! requests. [`service`] checks and decides a request, for [`grpc`] here and for decisions over
-//! HTTP in the sidecar.
+//! HTTP in the sidecar; [`starts`] is told who asked, and which requests have ended.
 
 #![forbid(unsafe_code)]
 
@@ -30,4 +30,5 @@ pub mod metrics;
 pub mod observe;
 pub mod request;
 pub mod service;
+pub mod starts;
 pub mod trace;

@@ -15,7 +15,8 @@ use body_budget::BodyBudget;
 use futures_util::FutureExt;
 use http::HeaderMap;
 use ratelease_cli::settings::Headers;
-use ratelease_engine::limiter::Limiter;
+use ratelease_engine::limiter::owners::StartId;
+use ratelease_engine::limiter::{Limiter, Resolved};
 use ratelease_engine::time::Time;
 use ratelease_engine::verdict::{AppliedLimit, Code, Decision, OVERRIDE, Status, Verdict};
 use ratelease_rules::Rules;
@@ -26,6 +27,7 @@ use crate::current_rules::CurrentRules;
 use crate::metrics::counter::{Count, Counter};
 use crate::observe::Observers;
 use crate::request::{InvalidRequest, RequestError, Transport};
+use crate::starts::Starts;
 use crate::trace::Span;
 
 pub use ratelease_engine::limiter::owners::Owner;
@@ -55,6 +57,7 @@ pub struct DecisionService {
     headers: Option<Arc<Headers>>,
     grpc: Arc<TransportLimits>,
     http: Arc<TransportLimits>,
+    starts: Starts,
     observers: Observers,
 }
 
@@ -78,6 +81,12 @@ pub struct Caller<'a> {
     pub patience: Option<Duration>,
     /// Who owns what the request starts.
     pub owner: Owner,
+}
+
+/// A start whose answer is being made. To drop it, as a panic does, undoes the start.
+struct Unanswered<'s> {
+    starts: &'s Starts,
+    start: Option<StartId>,
 }
 
 /// A verdict and its response headers.
@@ -108,6 +117,7 @@ impl DecisionService {
             })
         };
         Self {
+            starts: Starts::new(limiter.clone()),
             limiter,
             rules_in_force,
             headers: headers.map(Arc::new),
@@ -166,7 +176,7 @@ impl DecisionService {
     pub fn counts(&self) -> Vec<Count> {
         let sum = |of: fn(&TransportLimits) -> u64| of(&self.grpc) + of(&self.http);
         let shed = |limits: &TransportLimits| limits.concurrency.shed.load(Ordering::Relaxed);
-        vec![
+        let mut counts = vec![
             (
                 Counter::CallsUnderWay,
                 sum(|limits| limits.concurrency.waiting.load(Ordering::Relaxed) as u64),
@@ -177,7 +187,24 @@ impl DecisionService {
                 shed(&self.grpc) + shed(&self.http) + sum(|limits| limits.body_budget.refused()),
             ),
             (Counter::RequestPanics, sum(|limits| limits.panics.load(Ordering::Relaxed))),
-        ]
+        ];
+        counts.extend(self.starts.counts());
+        counts
+    }
+
+    /// Who owns what requests start, and what ends it besides requests.
+    pub fn starts(&self) -> &Starts {
+        &self.starts
+    }
+
+    /// Whether `request` has costs that were incurred: it is decided even if nobody waits for the
+    /// answer.
+    pub fn settles(&self, request: &Request<'_>) -> bool {
+        let rules = self.rules_in_force.borrow();
+        let Some(rules) = rules.as_deref() else { return false };
+        let resolved = self.limiter.resolve(rules, request);
+        let is_end = |it: &Resolved<'_>| matches!(it, Resolved::Charged(it) if it.settles());
+        resolved.iter().any(is_end)
     }
 
     fn limits(&self, transport: Transport) -> &TransportLimits {
@@ -222,7 +249,11 @@ impl DecisionService {
             if let Err(RequestError::Store(_)) = decided {
                 self.observers.note_unanswered(request, &self.limiter.resolve(rules, request));
             }
-            Ok(make(&self.finish(rules, request, decided?, start, caller.owner)))
+            let verdict = decided?;
+            let unanswered = Unanswered { starts: &self.starts, start: verdict.started };
+            let made = make(&self.finish(rules, request, verdict, start, caller.owner));
+            unanswered.answered();
+            Ok(made)
         };
         answered.await.inspect_err(|error| self.observers.note_error(error))
     }
@@ -246,7 +277,12 @@ impl DecisionService {
             let rules = rules.as_deref().ok_or_else(|| self.without_rules())?;
             let start = self.now();
             let decided = self.limiter.decide_at_once(rules, request, start, owner);
-            Ok(decided.map(|verdict| make(&self.finish(rules, request, verdict, start, owner))))
+            Ok(decided.map(|verdict| {
+                let unanswered = Unanswered { starts: &self.starts, start: verdict.started };
+                let made = make(&self.finish(rules, request, verdict, start, owner));
+                unanswered.answered();
+                made
+            }))
         };
         // What the call shares with others is left usable, as in `catch_panic`.
         match catch_unwind(AssertUnwindSafe(decide)) {
@@ -285,6 +321,23 @@ impl DecisionService {
         }
         let headers = self.headers.as_deref().map(|headers| of(headers, &verdict));
         Answer { verdict, headers: headers.unwrap_or_default() }
+    }
+}
+
+// === impl Unanswered ===
+
+impl Unanswered<'_> {
+    /// From now on the start is its answer's.
+    fn answered(mut self) {
+        self.start = None;
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if let Some(start) = self.start {
+            self.starts.undo(start);
+        }
     }
 }
 

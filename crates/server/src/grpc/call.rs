@@ -1,10 +1,15 @@
 //! One call on a connection. A plain one is answered beneath tonic: by
 //! [`PlainCall::answer_at_once`], or by the future [`PlainCall::answer`] if it has to wait, settles
-//! a cost or cannot be read. Any other is handed on to tonic.
+//! a cost or cannot be read. An access log is read by `access_log`, and any other call is handed on
+//! to tonic.
+//!
+//! The stream of a call owns what the call starts, until its client has read the answer. A call whose
+//! reset is known is not decided, unless it is the end of a request: that has happened.
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,11 +18,14 @@ use h2::RecvStream;
 use h2::server::SendResponse;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use ratelease_engine::limiter::owners::{ClosedBy, Origin, StartId};
 use ratelease_engine::time::Time;
 use ratelease_rules::request::Request as RateLimitRequest;
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
+use super::access_log;
+use super::answered_starts::AnsweredStarts;
 use super::fallback::{FallbackCall, SHOULD_RATE_LIMIT};
 use super::wire::DecodeError;
 use super::{PREFIX_BYTES, status_of, wire};
@@ -36,6 +44,13 @@ pub(super) struct CallContext {
     pub(super) service: DecisionService,
     pub(super) peer: Peer,
     pub(super) turn: TurnHandle,
+    /// The starts whose answers may not have been read.
+    pub(super) answered: Arc<AnsweredStarts>,
+    origin: Origin,
+    /// Who owns what the calls start, from the first call on that an Envoy makes.
+    owner: OnceLock<Owner>,
+    /// Whether the client has closed the connection, or is gone.
+    is_left: AtomicBool,
 }
 
 /// A call that has just begun.
@@ -52,6 +67,8 @@ pub(super) enum Kind {
     Plain(PlainCall),
     /// It is for tonic: it is not plain, or its message is not complete.
     Fallback(Box<FallbackCall>),
+    /// It is an access log, which both ends keep open.
+    AccessLog(Call),
     /// No part of the message has arrived.
     Unknown(Call),
     /// It has been refused, or its client has reset it.
@@ -68,6 +85,66 @@ pub(super) struct PlainCall {
     patience: Option<Duration>,
     /// Maximum time until its answer.
     limit: Duration,
+    /// Its client has reset it already.
+    is_reset: bool,
+}
+
+/// The answer to a plain call.
+pub(super) struct Answered {
+    /// A gRPC frame.
+    pub(super) frame: BytesMut,
+    /// What the request has started.
+    pub(super) started: Option<StartId>,
+}
+
+// === impl CallContext ===
+
+impl CallContext {
+    pub(super) fn new(
+        service: DecisionService,
+        turn: TurnHandle,
+        answered: Arc<AnsweredStarts>,
+        origin: Origin,
+    ) -> Self {
+        let (owner, is_left) = (OnceLock::new(), AtomicBool::new(false));
+        Self { service, peer: Peer::new(), turn, answered, origin, owner, is_left }
+    }
+
+    /// Who owns what the calls start. From the first time on that it is asked for, the connection is
+    /// one of an Envoy: health checks do not ask.
+    pub(super) fn owner(&self) -> Owner {
+        *self.owner.get_or_init(|| self.service.starts().connect(self.origin))
+    }
+
+    /// Notes which end has closed the connection.
+    pub(super) fn note_closed(&self, by: ClosedBy) {
+        self.is_left.store(by == ClosedBy::Client, Ordering::Relaxed);
+    }
+
+    /// Which end has closed the connection, once it is closed.
+    pub(super) fn closed_by(&self) -> ClosedBy {
+        match self.is_left.load(Ordering::Relaxed) {
+            true => ClosedBy::Client,
+            false => ClosedBy::Server,
+        }
+    }
+
+    /// Sees to what a call has started, whose answer on `stream` was queued, or could not be.
+    pub(super) fn note_answer(&self, stream: u32, started: Option<StartId>, is_queued: bool) {
+        match started {
+            None => {}
+            Some(start) if is_queued => self.answered.watch(stream, start),
+            Some(start) => self.service.starts().undo(start),
+        }
+    }
+}
+
+impl Drop for CallContext {
+    fn drop(&mut self) {
+        if let Some(owner) = self.owner.get() {
+            self.service.starts().disconnect(*owner, self.closed_by());
+        }
+    }
 }
 
 // === impl Call ===
@@ -84,7 +161,10 @@ impl Call {
             return Kind::Ended;
         }
         if !self.is_plain() {
-            return self.into_fallback(context, Bytes::new());
+            return match access_log::is_access_log(&self.request) {
+                true => Kind::AccessLog(self),
+                false => self.into_fallback(context, Bytes::new()),
+            };
         }
         let body = self.request.body_mut();
         let mut read = Bytes::new();
@@ -96,10 +176,10 @@ impl Call {
                     read = concat(read, more);
                     // Some clients end the message with an empty frame.
                     if body.is_end_stream() {
-                        return self.complete(context, read);
+                        return self.complete(context, read, cx);
                     }
                 }
-                Poll::Ready(None) => return self.complete(context, read),
+                Poll::Ready(None) => return self.complete(context, read, cx),
                 Poll::Ready(Some(Err(_))) => return Kind::Ended,
                 Poll::Pending if read.is_empty() => return Kind::Unknown(self),
                 Poll::Pending => return self.into_fallback(context, read),
@@ -108,10 +188,13 @@ impl Call {
     }
 
     /// The call, of which all has arrived: `frame`.
-    fn complete(self, context: &CallContext, frame: Bytes) -> Kind {
+    fn complete(mut self, context: &CallContext, frame: Bytes, cx: &mut Context<'_>) -> Kind {
         let Some(message) = plain_message(&frame) else {
             return self.into_fallback(context, frame);
         };
+        // A reset that was read with the message, or since its head.
+        let may_be_reset = context.turn.has_resets() || self.started.is_some();
+        let is_reset = may_be_reset && self.respond.poll_reset(cx).is_ready();
         let headers = self.request.headers();
         let waited = self.started.map_or(Duration::ZERO, |at| context.service.now().since(at));
         let timeout = timeout_of(headers);
@@ -121,6 +204,7 @@ impl Call {
             patience: timeout.map(|timeout| timeout.saturating_sub(waited)),
             limit: time_left(timeout, waited),
             respond: self.respond,
+            is_reset,
         })
     }
 
@@ -138,6 +222,11 @@ impl Call {
     /// How long the call has waited for its message.
     pub(super) fn waited(&self, now: Time) -> Duration {
         self.started.map_or(Duration::ZERO, |started| now.since(started))
+    }
+
+    /// The parts of the call.
+    pub(super) fn into_parts(self) -> (Request<RecvStream>, SendResponse<Bytes>) {
+        (self.request, self.respond)
     }
 
     fn is_plain(&self) -> bool {
@@ -168,22 +257,31 @@ impl Call {
 
 impl PlainCall {
     /// Answers the call if it need not wait, as nearly all calls; else returns it, and nothing of it
-    /// is charged. The future of [`PlainCall::answer`] would be copied for each call, which costs
+    /// is charged. A call that was reset is dropped, unless it settles a cost. The future of [`PlainCall::answer`] would be copied for each call, which costs
     /// 4 % of its CPU.
     pub(super) fn answer_at_once(mut self, context: &CallContext) -> Option<Self> {
+        if self.is_reset {
+            return self.settles(context).then_some(self);
+        }
         let span = self.span.as_ref();
         let decide = || decide_at_once(context, &self.message, span);
         let Some(answered) = span.map_or_else(decide, |span| span.within(decide)) else {
             return Some(self);
         };
-        send(&mut self.respond, self.span.as_ref(), answered);
+        send(context, &mut self.respond, self.span.as_ref(), answered);
         None
+    }
+
+    /// Whether the request has costs that were incurred.
+    #[cold]
+    fn settles(&self, context: &CallContext) -> bool {
+        wire::read(&self.message).is_ok_and(|request| context.service.settles(&request))
     }
 
     /// Answers the call, when this is polled first if it need not wait. Nothing is sent to a client
     /// that is gone or has reset the call.
     pub(super) async fn answer(self, context: Arc<CallContext>) {
-        let Self { message, mut respond, span, patience, limit } = self;
+        let Self { message, mut respond, span, patience, limit, .. } = self;
         let decided = decide(&context, &message, patience, span.as_ref());
         let mut decided = pin!(context.service.catch_panic(Transport::Grpc, decided));
         let mut decide = |cx: &mut Context<'_>| match &span {
@@ -193,8 +291,11 @@ impl PlainCall {
         let decided = match poll_fn(|cx| Poll::Ready(decide(cx))).await {
             Poll::Ready(decided) => Ok(decided),
             Poll::Pending => tokio::select! {
-                decided = timeout(limit, poll_fn(decide)) => decided,
+                // A reset may have been read together with the end of the request, which the lease
+                // must not overtake.
+                biased;
                 _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+                decided = timeout(limit, poll_fn(decide)) => decided,
             },
         };
         let answered = match decided {
@@ -202,19 +303,24 @@ impl PlainCall {
             Ok(Err(panicked)) => Err(status_of(&panicked)),
             Err(_) => Err(expired()),
         };
-        send(&mut respond, span.as_ref(), answered);
+        send(&context, &mut respond, span.as_ref(), answered);
     }
 }
 
 /// Sends the answer, a frame or a status, and ends the span of its call.
 fn send(
+    context: &CallContext,
     respond: &mut SendResponse<Bytes>,
     span: Option<&Span>,
-    answered: Result<BytesMut, Status>,
+    answered: Result<Answered, Status>,
 ) {
     let code = answered.as_ref().map_or_else(Status::code, |_| Code::Ok);
     match answered {
-        Ok(frame) => send_message(respond, frame.freeze()),
+        Ok(Answered { frame, started }) => {
+            let stream = respond.stream_id().into();
+            let is_queued = send_message(respond, frame.freeze());
+            context.note_answer(stream, started, is_queued);
+        }
         Err(status) => send_status(respond, status),
     }
     if let Some(span) = span {
@@ -227,50 +333,52 @@ fn decide_at_once(
     context: &CallContext,
     message: &[u8],
     span: Option<&Span>,
-) -> Option<Result<BytesMut, Status>> {
+) -> Option<Result<Answered, Status>> {
     let CallContext { service, turn, .. } = context;
     let request = wire::read(message).ok()?;
-    let make = |answer: &Answer<'_>| framed(&request, answer, span);
-    let answered = service.answer_at_once(Transport::Grpc, Owner::UNKNOWN, &request, make)?;
+    let make = |answer: &Answer<'_>| Answered::new(&request, answer, span);
+    let answered = service.answer_at_once(Transport::Grpc, context.owner(), &request, make)?;
     turn.note_work(request.descriptors.len().saturating_sub(1) * DESCRIPTOR_COST);
     Some(answered.map_err(|error| status_of(&error)))
 }
 
-/// The answer to `request` as a gRPC frame; records it in `span`.
-fn framed(request: &RateLimitRequest<'_>, answer: &Answer<'_>, span: Option<&Span>) -> BytesMut {
-    if let Some(span) = span {
-        span.note(request, &answer.verdict);
-    }
-    let mut frame = BytesMut::new();
-    wire::frame(answer, &mut frame);
-    frame
-}
-
-/// Decides the request in `message`, and returns the answer as a gRPC frame.
+/// Decides the request in `message`.
 async fn decide(
     context: &CallContext,
     message: &[u8],
     patience: Option<Duration>,
     span: Option<&Span>,
-) -> Result<BytesMut, Status> {
-    let CallContext { service, peer, turn } = context;
+) -> Result<Answered, Status> {
+    let CallContext { service, peer, turn, .. } = context;
     let request = wire::read(message).map_err(|fault| unreadable(fault, service))?;
     turn.note_work(request.descriptors.len().saturating_sub(1) * DESCRIPTOR_COST);
-    answer(service, peer, patience, &request, span).await
+    let caller = Caller { transport: Transport::Grpc, peer, patience, owner: context.owner() };
+    answer(service, &caller, &request, span).await
 }
 
-/// Returns the answer to `request` of `peer` as a gRPC frame, and records it in `span`.
+/// Returns the answer to `request` of `caller`, and records it in `span`.
 pub(super) async fn answer(
     service: &DecisionService,
-    peer: &Peer,
-    patience: Option<Duration>,
+    caller: &Caller<'_>,
     request: &RateLimitRequest<'_>,
     span: Option<&Span>,
-) -> Result<BytesMut, Status> {
-    let owner = Owner::UNKNOWN;
-    let caller = Caller { transport: Transport::Grpc, peer, patience, owner };
-    let answered = service.answer(&caller, request, |answer| framed(request, answer, span));
+) -> Result<Answered, Status> {
+    let answered = service.answer(caller, request, |answer| Answered::new(request, answer, span));
     answered.await.map_err(|error| status_of(&error))
+}
+
+// === impl Answered ===
+
+impl Answered {
+    /// The answer to `request`; records it in `span`.
+    fn new(request: &RateLimitRequest<'_>, answer: &Answer<'_>, span: Option<&Span>) -> Self {
+        if let Some(span) = span {
+            span.note(request, &answer.verdict);
+        }
+        let mut frame = BytesMut::new();
+        wire::frame(answer, &mut frame);
+        Self { frame, started: answer.verdict.started }
+    }
 }
 
 /// The reference implementation's server returns INTERNAL for a message that it cannot decode.
@@ -396,25 +504,23 @@ pub(super) fn keep_those_read(headers: &mut HeaderMap) {
 // === The answer to a plain call, on its stream of `h2` ===
 
 /// The content type of a plain call and of its answer.
-const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+pub(super) const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const OK: HeaderValue = HeaderValue::from_static("0");
 
 /// Sends `message`, a gRPC frame, with the status OK. Nothing is sent to a client that is gone or
-/// has reset the call.
-fn send_message(respond: &mut SendResponse<Bytes>, message: Bytes) {
+/// has reset the call: then returns false.
+pub(super) fn send_message(respond: &mut SendResponse<Bytes>, message: Bytes) -> bool {
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
-    let Ok(mut stream) = respond.send_response(response, false) else { return };
+    let Ok(mut stream) = respond.send_response(response, false) else { return false };
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(&GRPC_STATUS, OK);
-    if stream.send_data(message, false).is_ok() {
-        let _ = stream.send_trailers(trailers);
-    }
+    stream.send_data(message, false).is_ok() && stream.send_trailers(trailers).is_ok()
 }
 
 /// Sends `status` without a message, as [`send_message`] does.
-fn send_status(respond: &mut SendResponse<Bytes>, status: Status) {
+pub(super) fn send_status(respond: &mut SendResponse<Bytes>, status: Status) {
     let (head, _) = status.into_http::<()>().into_parts();
     let _ = respond.send_response(Response::from_parts(head, ()), true);
 }

@@ -1,6 +1,6 @@
 //! One HTTP/2 connection, directly on `h2`. Plain calls are answered in the connection's task, in
 //! batches of reads and writes; one that has to wait, as any other call, gets a task, on the same
-//! thread.
+//! thread. So a reset is seen before the answer of a call that it came with.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -18,18 +18,21 @@ use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{Ping, PingPong};
 use http::Request;
+use ratelease_engine::limiter::owners::{ClosedBy, Origin};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::ReusableBoxFuture;
+use tokio_util::sync::{CancellationToken, ReusableBoxFuture};
 use tonic::service::Routes;
 
+use super::access_log::AccessLog;
+use super::answered_starts::AnsweredStarts;
 use super::call::{Call, CallContext, Kind};
 use super::fallback::FallbackCall;
 use super::write_coalescing::{CoalescingIo, WriteGate};
 use super::{NonHttp2Clients, read_preface};
-use crate::service::{DecisionService, Peer};
+use crate::service::DecisionService;
 use ratelease_listener::{ConnectionHandle, PREFACE};
 use ratelease_listener::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 
@@ -74,6 +77,9 @@ const CONNECTION_WINDOW: u32 = 1024 * 1024;
 /// A pinged connection is closed when it does not answer within this time.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// The same for a client that was heard of just before: as long as a silent one has from then on.
+const PATIENT_TIMEOUT: Duration = Duration::from_secs(80);
+
 /// The parts needed to serve the calls of a connection. Clones share all state.
 #[derive(Clone)]
 pub(super) struct ConnectionContext {
@@ -83,8 +89,6 @@ pub(super) struct ConnectionContext {
     /// A connection is asked to go away at this age.
     pub(super) age: Option<Duration>,
 }
-
-type NextCall = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
 
 /// Serves a connection until its client closes it, its place is needed, or its client exceeds a
 /// limit, or until `stop` is true and every call has been answered.
@@ -109,6 +113,7 @@ pub(super) async fn serve<I>(
     }
     let gate = WriteGate::default();
     let mut calls = Calls::new(&context, &mut io, gate.clone());
+    let answered = Arc::clone(&calls.context.answered);
     let io = CoalescingIo::new(io, gate, PREFACE);
     let Ok(mut connection) = Box::pin(builder().handshake(io)).await else { return };
     let mut events = Events::new();
@@ -123,33 +128,44 @@ pub(super) async fn serve<I>(
     }));
     events.push(Box::pin(async {
         handle.run_until_closed().await;
-        Event::End
+        Event::End(ClosedBy::Server)
     }));
     events.push(Box::pin(silent(&handle)));
-    loop {
+    events.push(Box::pin(async {
+        answered.ping_due().await;
+        Event::PingDue(PATIENT_TIMEOUT)
+    }));
+    let by = loop {
         tokio::select! {
             // The calls are polled last: once they are pending, the turn is over and the task has
             // to wait. If another branch were ready after it, the loop would begin a further turn
             // at once.
             biased;
             Some(event) = events.next() => match event {
-                Event::Silent => events.push(Box::pin(unanswered(connection.ping_pong()))),
-                Event::Leave => connection.graceful_shutdown(),
-                Event::End => return,
+                Event::PingDue(patience) => if let Some(pings) = connection.ping_pong() {
+                    events.push(Box::pin(ping(pings, patience, &answered)));
+                },
+                Event::Leave => {
+                    calls.leave();
+                    connection.graceful_shutdown();
+                }
+                Event::End(by) => break by,
             },
-            () = poll_fn(|cx| calls.poll(&mut connection, cx)) => return,
+            by = poll_fn(|cx| calls.poll(&mut connection, cx)) => break by,
         }
-    }
+    };
+    calls.context.note_closed(by);
 }
 
 /// What happens to a connection besides its calls.
 enum Event {
-    /// Nothing was answered on it for a while: from now on its client is pinged.
-    Silent,
+    /// From now on its client is pinged: nothing was answered on it for a while, or an answer has
+    /// granted the start of a request. It is given so long to answer the first ping.
+    PingDue(Duration),
     /// It is to end after its calls have finished.
     Leave,
-    /// It is to end at once.
-    End,
+    /// It is to end at once. If its client is gone, that has closed it.
+    End(ClosedBy),
 }
 
 /// The events to come. Only those that have been woken are polled, and calls wake none of them.
@@ -169,6 +185,12 @@ struct Calls {
     waiting: JoinSet<()>,
     /// Other calls that take longer.
     others: JoinSet<()>,
+    /// Access logs.
+    logs: JoinSet<()>,
+    /// Ends the access logs, if there were any.
+    logs_end: Option<CancellationToken>,
+    /// Whether the connection is to end after its calls have finished.
+    is_leaving: bool,
 }
 
 // === impl Calls ===
@@ -180,9 +202,14 @@ impl Calls {
         gate: WriteGate,
     ) -> Self {
         let service = context.service.clone();
-        let turn = io.require_turns();
+        let answered = Arc::new(AnsweredStarts::new(service.starts().clone()));
+        io.observe_streams(answered.clone());
+        let origin = io.handle().address().map_or(Origin::Socket, |it| {
+            Origin::Address(it.to_canonical()) // as for `Peer`
+        });
+        let context_of_calls = CallContext::new(service, io.require_turns(), answered, origin);
         Self {
-            context: Arc::new(CallContext { service, peer: Peer::new(), turn }),
+            context: Arc::new(context_of_calls),
             routes: context.routes.clone(),
             handle: io.handle(),
             waker: H2Waker::new(),
@@ -190,11 +217,19 @@ impl Calls {
             awaiting_message: VecDeque::new(),
             waiting: JoinSet::new(),
             others: JoinSet::new(),
+            logs: JoinSet::new(),
+            logs_end: None,
+            is_leaving: false,
         }
     }
 
-    /// Answers the calls that have arrived; ready at the connection's end. Answers are held back
-    /// while there are calls that have been read already.
+    /// From now on the connection ends once its calls have finished.
+    fn leave(&mut self) {
+        self.is_leaving = true;
+    }
+
+    /// Answers the calls that have arrived; ready at the connection's end, with who has closed it.
+    /// Answers are held back while there are calls that have been read already.
     ///
     /// The loop is bounded: a client that waits for its answers has no more calls than streams, the
     /// amount read before other connections get their turn is limited (`turn` of the listener), and
@@ -203,7 +238,7 @@ impl Calls {
         &mut self,
         connection: &mut Connection<CoalescingIo<I>, Bytes>,
         cx: &mut Context<'_>,
-    ) -> Poll<()>
+    ) -> Poll<ClosedBy>
     where
         I: AsyncRead + AsyncWrite + Unpin,
     {
@@ -230,9 +265,10 @@ impl Calls {
                 Poll::Ready(accepted) => accepted,
                 Poll::Pending if is_answered => {
                     self.context.turn.note_handled();
-                    for tasks in [&mut self.waiting, &mut self.others] {
+                    for tasks in [&mut self.waiting, &mut self.others, &mut self.logs] {
                         while let Poll::Ready(Some(_)) = tasks.poll_join_next(cx) {}
                     }
+                    self.end_logs_last();
                     return Poll::Pending;
                 }
                 Poll::Pending => {
@@ -242,8 +278,9 @@ impl Calls {
                 }
             };
             self.waker.detach();
-            let Some((request, respond)) = accepted_call(accepted) else {
-                return Poll::Ready(());
+            let (request, respond) = match accepted {
+                Some(Ok(call)) => call,
+                ended => return Poll::Ready(self.closed_by(ended.and_then(Result::err))),
             };
             let is_last = u32::from(respond.stream_id()) == self.context.turn.newest_stream();
             tonic_calls += usize::from(self.begin(request, respond, h2));
@@ -300,14 +337,47 @@ impl Calls {
                 }
             }
             Kind::Fallback(call) => self.answer_by_tonic(*call),
+            Kind::AccessLog(call) => self.read_log(call),
             Kind::Unknown(_) | Kind::Ended => {}
+        }
+    }
+
+    /// Reads the access log that `call` has opened, in a task.
+    fn read_log(&mut self, call: Call) {
+        let end = self.logs_end.get_or_insert_default();
+        if let Some(log) = AccessLog::begin(call, &self.context, &self.handle, end) {
+            self.logs.spawn(log.read());
+        }
+    }
+
+    /// Ends the access logs, if the connection is to end and all calls for a verdict have finished.
+    fn end_logs_last(&self) {
+        if let Some(end) = &self.logs_end
+            && self.is_leaving
+            && self.waiting.is_empty()
+            && self.awaiting_message.is_empty()
+        {
+            end.cancel();
+        }
+    }
+
+    /// Which end has closed the connection, which has ended with this error, if any.
+    fn closed_by(&self, error: Option<h2::Error>) -> ClosedBy {
+        let was_refused = error.is_some_and(|error| {
+            tracing::debug!(%error, "a connection failed");
+            error.is_library() // `h2` does not go on with such a client
+        });
+        match self.is_leaving || was_refused || self.handle.was_cut() {
+            true => ClosedBy::Server,
+            false => ClosedBy::Client,
         }
     }
 
     /// Has tonic answer `call`. Drops it if there are too many others.
     fn answer_by_tonic(&mut self, call: FallbackCall) {
         let is_for_verdict = call.is_for_verdict();
-        let mut served = Box::pin(call.answer(&self.handle, self.routes.clone()));
+        let answered = call.answer(&self.context, &self.handle, self.routes.clone());
+        let mut served = Box::pin(answered);
         if served.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
             return;
         }
@@ -347,11 +417,6 @@ fn poll_once(
     None
 }
 
-/// An error ends the connection: it comes from the client or the network.
-fn accepted_call(accepted: NextCall) -> Option<(Request<RecvStream>, SendResponse<Bytes>)> {
-    accepted?.inspect_err(|error| tracing::debug!(%error, "a connection failed")).ok()
-}
-
 fn builder() -> Builder {
     let mut builder = Builder::new();
     builder
@@ -372,18 +437,25 @@ async fn silent(handle: &ConnectionHandle) -> Event {
     loop {
         sleep(KEEPALIVE_INTERVAL).await;
         if handle.idle_time() >= KEEPALIVE_INTERVAL / 2 {
-            return Event::Silent;
+            return Event::PingDue(KEEPALIVE_TIMEOUT);
         }
     }
 }
 
-/// Pings the client at intervals, and resolves once it no longer answers.
-async fn unanswered(pings: Option<PingPong>) -> Event {
-    let Some(mut pings) = pings else { return pending().await };
-    while matches!(timeout(KEEPALIVE_TIMEOUT, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
-        sleep(KEEPALIVE_INTERVAL).await;
+/// Pings the client at intervals, and when answers have granted starts. Resolves once it no longer
+/// answers: it is gone.
+async fn ping(mut pings: PingPong, mut patience: Duration, answered: &AnsweredStarts) -> Event {
+    loop {
+        let ping = answered.begin_ping();
+        if !matches!(timeout(patience, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
+            return Event::End(ClosedBy::Client);
+        }
+        answered.acknowledge(ping);
+        patience = tokio::select! {
+            () = sleep(KEEPALIVE_INTERVAL) => KEEPALIVE_TIMEOUT,
+            () = answered.ping_due() => PATIENT_TIMEOUT,
+        };
     }
-    Event::End
 }
 
 /// Resolves once a connection has reached `age`.

@@ -4,6 +4,7 @@
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body as _, Frame};
 use http_body_util::Full;
+use parking_lot::Mutex;
+use ratelease_engine::limiter::owners::StartId;
 use ratelease_engine::time::Time;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -25,12 +28,12 @@ use tonic::service::Routes;
 use tonic::{Code, Status};
 use tower_service::Service;
 
-use super::call::{answer, expired, keep_those_read, unreadable};
+use super::call::{CallContext, answer, expired, keep_those_read, unreadable};
 use super::health::HEALTHCHECK;
 use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, answer_encodings, is_compressed, message_encodings};
 use super::{status_of, wire};
 use crate::request::{RequestError, Transport};
-use crate::service::{BodyReservation, DecisionService, PartialMessage, Peer};
+use crate::service::{BodyReservation, Caller, DecisionService, Owner, PartialMessage, Peer};
 use crate::trace::{Outcome, Span};
 use ratelease_listener::{ConnectionHandle, IncompleteRequest};
 
@@ -54,6 +57,16 @@ pub(super) struct FallbackCall {
 /// When the caller of a call gives up, if it says so: an extension of the call's request.
 #[derive(Debug, Clone, Copy)]
 struct Deadline(Option<Time>);
+
+/// What a call for tonic has started, until its answer was queued: an extension of the call's
+/// request. To drop the last clone before undoes the start.
+#[derive(Clone)]
+struct StartSlot(Arc<Slot>);
+
+struct Slot {
+    context: Arc<CallContext>,
+    started: Mutex<Option<StartId>>,
+}
 
 /// The message of a call, as far as it has arrived.
 struct Message {
@@ -117,36 +130,36 @@ fn normalize_status(mut response: Response<TonicBody>) -> Response<TonicBody> {
     response
 }
 
-/// Sends `response` as fast as the client accepts it.
-async fn send(response: Response<TonicBody>, mut respond: SendResponse<Bytes>) {
+/// Sends `response` as fast as the client accepts it. Returns whether all of it was queued.
+async fn send(response: Response<TonicBody>, mut respond: SendResponse<Bytes>) -> bool {
     let (head, mut body) = response.into_parts();
     let is_over = body.is_end_stream();
     let Ok(mut stream) = respond.send_response(Response::from_parts(head, ()), is_over) else {
-        return;
+        return false;
     };
     if is_over {
-        return;
+        return true;
     }
     loop {
         let frame = tokio::select! {
+            biased;
+            _ = poll_fn(|cx| stream.poll_reset(cx)) => return false,
             frame = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => frame,
-            _ = poll_fn(|cx| stream.poll_reset(cx)) => return,
         };
         let sent = match frame.map(|frame| frame.map(Frame::into_data)) {
             Some(Ok(Ok(data))) => send_data(&mut stream, data).await,
             Some(Ok(Err(frame))) => {
                 let trailers = frame.into_trailers().unwrap_or_default();
-                let _ = stream.send_trailers(trailers);
-                return;
+                return stream.send_trailers(trailers).is_ok();
             }
-            Some(Err(_)) => return stream.send_reset(Reason::INTERNAL_ERROR),
-            None => {
-                let _ = stream.send_data(Bytes::new(), true);
-                return;
+            Some(Err(_)) => {
+                stream.send_reset(Reason::INTERNAL_ERROR);
+                return false;
             }
+            None => return stream.send_data(Bytes::new(), true).is_ok(),
         };
         if sent.is_none() {
-            return;
+            return false;
         }
     }
 }
@@ -190,11 +203,14 @@ impl FallbackCall {
     /// no slot, the call is reset, and its client may try again, since nothing was done.
     pub(super) fn answer(
         mut self,
+        context: &Arc<CallContext>,
         handle: &ConnectionHandle,
         routes: Routes,
     ) -> impl Future<Output = ()> + Send + use<> {
         keep_those_read(self.request.headers_mut());
         self.request.extensions_mut().insert(handle.clone());
+        let slot = StartSlot::new(context);
+        self.request.extensions_mut().insert(slot.clone());
         let is_complete = self.request.body().rest.is_end_stream();
         let incomplete = if is_complete { None } else { handle.register_incomplete() };
         async move {
@@ -202,11 +218,22 @@ impl FallbackCall {
             if !is_complete && incomplete.is_none() {
                 return respond.send_reset(Reason::REFUSED_STREAM);
             }
-            let answered = tokio::select! {
-                answered = timeout(limit, by_tonic(request, incomplete, routes)) => answered,
-                _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+            let mut answered = pin!(timeout(limit, by_tonic(request, incomplete, routes)));
+            // What need not wait is decided even if it was reset: it may be an end. A start is undone
+            // when its answer cannot be sent.
+            let answered = match futures_util::poll!(&mut answered) {
+                Poll::Ready(answered) => answered,
+                Poll::Pending => tokio::select! {
+                    // As in `PlainCall::answer`.
+                    biased;
+                    _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+                    answered = answered => answered,
+                },
             };
-            send(answered.unwrap_or_else(|_| expired().into_http()), respond).await;
+            let stream = respond.stream_id().into();
+            if send(answered.unwrap_or_else(|_| expired().into_http()), respond).await {
+                slot.note_queued(stream);
+            }
         }
     }
 }
@@ -235,6 +262,35 @@ async fn by_tonic(
     match answered {
         Ok(response) => normalize_status(response),
         Err(never) => match never {},
+    }
+}
+
+// === impl StartSlot ===
+
+impl StartSlot {
+    fn new(context: &Arc<CallContext>) -> Self {
+        let context = Arc::clone(context);
+        Self(Arc::new(Slot { context, started: Mutex::new(None) }))
+    }
+
+    /// Who owns what the call starts.
+    fn owner(&self) -> Owner {
+        self.0.context.owner()
+    }
+
+    fn put(&self, started: Option<StartId>) {
+        *self.0.started.lock() = started;
+    }
+
+    /// Notes that the whole answer was queued on `stream`, which owns the start from then on.
+    fn note_queued(&self, stream: u32) {
+        self.0.context.note_answer(stream, self.0.started.lock().take(), true);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.context.note_answer(0, self.started.get_mut().take(), false);
     }
 }
 
@@ -382,6 +438,8 @@ impl UnaryService<Bytes> for RateLimitService {
                     // For a call that came through a connection not made by this crate.
                     service.reserve_body(Transport::Grpc, &Peer::new())
                 });
+            // `None` for the same.
+            let slot = request.extensions().get::<StartSlot>().cloned();
             let message = request.into_inner();
             // Its sender paid for fewer bytes than it takes.
             let grown = if is_compressed { reservation.grow(message.len()) } else { Ok(()) };
@@ -389,7 +447,13 @@ impl UnaryService<Bytes> for RateLimitService {
             let decoded = wire::read(&message).map_err(|fault| unreadable(fault, &service))?;
             let patience = deadline.map(|deadline| deadline.since(service.now()));
             let peer = reservation.peer();
-            let mut frame = answer(&service, peer, patience, &decoded, span.as_ref()).await?;
+            let owner = slot.as_ref().map_or(Owner::UNKNOWN, StartSlot::owner);
+            let caller = Caller { transport: Transport::Grpc, peer, patience, owner };
+            let answered = answer(&service, &caller, &decoded, span.as_ref()).await?;
+            if let Some(slot) = &slot {
+                slot.put(answered.started);
+            }
+            let mut frame = answered.frame;
             frame.advance(PREFIX_BYTES); // tonic writes its own
             Ok(tonic::Response::new(frame))
         })

@@ -130,6 +130,24 @@ counters! {
     MessageBytes = "message_bytes": gauge("Memory that unfinished messages take.");
     Shed = "shed": counter("Calls refused above MAX_IN_FLIGHT, or without room.");
     RequestPanics = "request_panics": counter("Calls that panicked.");
+    StartsUndone = "starts_undone":
+        counter("Starts of requests that were undone: their calls were reset, or their connections \
+            lost, before the answers were read.");
+    LogStreams = "log_streams": gauge("Open streams of Envoys' access logs.");
+    LogStreamsRefused = "log_streams_refused":
+        counter("Streams of access logs that were refused: there were too many.");
+    LogStreamsMalformed = "log_streams_malformed":
+        counter("Streams of access logs that were ended because they could not be read.");
+    LogEnds = "log_entries_end": log_entries("end");
+    LogEndsUnknown = "log_entries_end_unknown": log_entries("end_unknown");
+    LogSigns = "log_entries_alive": log_entries("alive");
+    LogSignsUnknown = "log_entries_alive_unknown": log_entries("alive_unknown");
+    LogEntriesDenied = "log_entries_denied": log_entries("denied");
+    LogEntriesWithoutId = "log_entries_without_id": log_entries("without_id");
+    LogEntriesBadId = "log_entries_bad_id": log_entries("bad_id");
+    LogEntriesOtherType = "log_entries_other_type": log_entries("other_type");
+    LogEntriesOtherLog = "log_entries_other_log": log_entries("other_log");
+    LogEntriesTcp = "log_entries_tcp": log_entries("tcp");
     SnapshotsWritten = "snapshots_written": of_status_page();
     SnapshotFailures = "snapshot_failures": of_status_page();
     LogLinesLost = "log_lines_lost": counter("Log lines that were not read in time.");
@@ -202,6 +220,12 @@ impl Counter {
         self.counter("TLS handshakes of the gRPC port that failed, by reason.")
             .named("ratelease_tls_handshakes_failed_total")
             .labelled("reason", reason)
+    }
+
+    fn log_entries(self, result: &'static str) -> Metric {
+        self.counter("Entries of Envoys' access logs, by what came of them.")
+            .named("ratelease_log_entries_total")
+            .labelled("result", result)
     }
 
     fn xds_responses(self, result: &'static str) -> Metric {

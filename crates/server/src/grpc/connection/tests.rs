@@ -3,11 +3,14 @@
 mod deadline;
 mod fairness;
 mod h2_waker;
+mod logs;
+mod resets;
 mod turns;
 
 use std::sync::Arc;
 
 use ratelease_engine::limiter::{Limiter, Options};
+use ratelease_engine::store::Store;
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::Modes;
@@ -30,6 +33,15 @@ fn context(age: Option<Duration>) -> ConnectionContext {
 
 /// The parts of a server with these rules.
 fn context_of(rules: CurrentRules, age: Option<Duration>) -> ConnectionContext {
+    context_on(Arc::new(MemoryStore::system()), rules, age)
+}
+
+/// The parts of a server with these rules, on this store.
+fn context_on(
+    store: Arc<dyn Store>,
+    rules: CurrentRules,
+    age: Option<Duration>,
+) -> ConnectionContext {
     let options = Options {
         wait_min: Duration::from_millis(5),
         buffer_bytes_max: 1 << 20,
@@ -39,7 +51,7 @@ fn context_of(rules: CurrentRules, age: Option<Duration>) -> ConnectionContext {
         unix_start: Duration::ZERO,
         ..Options::default()
     };
-    let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);
+    let limiter = Limiter::new(store, Clock::start(), options);
     let service = DecisionService::new(limiter, Arc::new(rules), None, 10);
     let routes = Routes::new(RateLimitService::new(service.clone())).prepare();
     ConnectionContext { service, routes, non_http2: NonHttp2Clients::default(), age }

@@ -15,15 +15,15 @@ use super::*;
 const TURN_BYTES: usize = (32 + 8) * 1024;
 
 /// Kinds of frames, and the flag of the last one of a stream (RFC 9113 §6).
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
+pub(super) const DATA: u8 = 0;
+pub(super) const HEADERS: u8 = 1;
+pub(super) const RST_STREAM: u8 = 3;
+pub(super) const SETTINGS: u8 = 4;
 const WINDOW_UPDATE: u8 = 8;
-const END_STREAM: u8 = 1;
+pub(super) const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-const CANCEL: [u8; 4] = [0, 0, 0, 8];
+pub(super) const CANCEL: [u8; 4] = [0, 0, 0, 8];
 
 /// The largest window, so that the answers of a flood fit into it.
 const LARGE: [u8; 4] = [0x7f, 0xff, 0, 0];
@@ -91,13 +91,13 @@ impl<F: Future> Future for Task<F> {
     }
 }
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let [_, high, middle, low] = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&[high, middle, low, kind, flags][..], &stream.to_be_bytes(), payload].concat()
 }
 
 /// The headers of a call: fields of HPACK's static table, and literals that it does not keep.
-fn headers(stream: u32) -> Vec<u8> {
+pub(super) fn headers(stream: u32) -> Vec<u8> {
     let field = |name: &[u8], value: &str| {
         [name, &[u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
     };
@@ -109,7 +109,7 @@ fn headers(stream: u32) -> Vec<u8> {
 }
 
 /// What a client sends first: windows as large as they may be.
-fn beginning() -> Vec<u8> {
+pub(super) fn beginning() -> Vec<u8> {
     let window = [&[0, 4][..], &LARGE].concat();
     let settings = frame(SETTINGS, 0, 0, &window);
     [PREFACE, &settings, &frame(WINDOW_UPDATE, 0, 0, &LARGE)].concat()
