@@ -164,9 +164,9 @@ async fn orders_are_heard_at_once_after_a_replica_took_over() {
         let at = cluster.slot_owner(0, "rl:orders");
         let (master, replica) = (&cluster.nodes[at], &cluster.nodes[at + 3]);
         if is_killed {
-            master.kill()
+            master.kill();
         } else {
-            master.stop()
+            master.stop();
         };
         let took_over = async || replica.info("replication")["role"] == "master";
         until(30, "the replica takes over", took_over).await;
@@ -186,9 +186,9 @@ async fn orders_are_heard_at_once_after_an_outage() {
     let mut late = Vec::new();
     for is_killed in [false, true] {
         if is_killed {
-            single.server.kill()
+            single.server.kill();
         } else {
-            single.server.stop()
+            single.server.stop();
         };
         // Heartbeats find out, as in a pod.
         let beats = async {
@@ -199,9 +199,9 @@ async fn orders_are_heard_at_once_after_an_outage() {
         };
         let _ = tokio::time::timeout(Duration::from_secs(12), beats).await;
         if is_killed {
-            single.server.start_again()
+            single.server.start_again();
         } else {
-            single.server.cont()
+            single.server.cont();
         };
         within(10, "the store connects", async { while store.beat(BEAT).await.is_err() {} }).await;
         let took = heard_after(&single.config(), &ask(5, 0, 0), &mut orders).await;
