@@ -115,42 +115,60 @@ local function owed_in_tokens(us, beyond, old_cost, old_part, requests)
   return math.min(rest + cost_at(held, cost, part, parts), longest), owed - held
 end
 
+-- The debt of the state `of` seconds and `nanos` in microseconds, and the tokens that are owed beyond
+-- the bucket, of which one that is full pays by whole tokens. A longer debt than `longest_us` is the
+-- mistake of a clock.
+local function ahead_by(of, nanos, beyond, longest_us, old_cost, old_part, requests)
+  local us = (of - seconds) * 1000000 + math.ceil(nanos / 1000) - micros
+  if us < 0 and beyond > 0 then
+    beyond = beyond - earned_at(-us, 0, beyond, old_cost, old_part, requests)
+  end
+  return math.max(0, math.min(us, longest_us)), beyond
+end
+
+local function longest_us_of(beyond, capacity, old_cost, old_part, requests)
+  if beyond > 0 or capacity == 0 then return CENTURY_US end
+  return math.min((worth_at(capacity, old_cost, old_part, requests)) + 1, CENTURY_US)
+end
+
 -- What the state `of` seconds and `nanos` owes to this limit: the debt in ticks, the tokens and the
--- capacity beyond the bucket, and whether the state is in the terms of another limit.
+-- capacity beyond the bucket, whether the state is in the terms of another limit, and whether it stays
+-- so, since this limit lends nothing or would cut the debt.
 local function owed_by(of, nanos, requests, beyond, capacity)
   local same, is_excess = requests == parts, beyond == 0 and capacity > 0
   -- A difference above 2^53 is above the longest debt too.
   local ahead = (of - seconds) * ticks_per_second + math.ceil(nanos / tick)
   ahead = math.max(0, ahead - ticks_now)
-  local us = (of - seconds) * 1000000 + math.ceil(nanos / 1000) - micros
   local old_cost, old_part = math.floor(window / requests), window % requests
   if tokens_min == 1 then
+    local us = (of - seconds) * 1000000 + math.ceil(nanos / 1000) - micros
     if not same and us > 0 then
       ahead = (us - old_cost) * ticks_per_us + cost_at(1, cost, part, parts)
     end
     local debt = math.max(0, math.min(ahead, longest))
-    return debt, 0, 0, debt > 0 and (not same or debt < ahead)
-  end
-  if us < 0 and beyond > 0 then
-    -- A bucket that is full pays what is owed beyond it, by whole tokens.
-    beyond = beyond - earned_at(-us, 0, beyond, old_cost, old_part, requests)
+    return debt, 0, 0, debt > 0 and (not same or debt < ahead), false
   end
   local most = longest
   if is_excess then
     most = math.max(longest, math.min(cost_at(capacity, cost, part, parts), owed_max))
   end
-  if same and ahead <= most and (beyond == 0 or capacity >= tokens_max) then
-    return ahead, beyond, capacity, false
-  end
-  us = math.max(0, math.min(us, CENTURY_US))
+  local is_own = same and ahead <= most and tokens_max > 0
+  if is_own and beyond == 0 then return ahead, beyond, capacity, false, false end
+  local longest_us = longest_us_of(beyond, capacity, old_cost, old_part, requests)
+  local us
+  us, beyond = ahead_by(of, nanos, beyond, longest_us, old_cost, old_part, requests)
+  if tokens_max == 0 and (ahead > 0 or beyond > 0) then return owed_max, beyond, capacity, false, true end
+  if is_own and (beyond == 0 or capacity >= tokens_max) then return ahead, beyond, capacity, false, false end
   if is_excess then
-    us = math.min(us, (worth_at(capacity, old_cost, old_part, requests)) + 1)
     local held, more = owed_in_tokens(us, 0, old_cost, old_part, requests)
+    if not same and held + cost_at(more, cost, part, parts) > owed_max then
+      return owed_max, beyond, capacity, false, true
+    end
     local debt = with_owed(held, 0, more)
-    return debt, 0, 0, held > 0 or more > 0
+    return debt, 0, 0, held > 0 or more > 0, false
   end
   local debt, more = owed_in_tokens(us, beyond, old_cost, old_part, requests)
-  return debt, more, tokens_max, debt > 0 or more > 0
+  return debt, more, tokens_max, debt > 0 or more > 0, false
 end
 
 -- Writes a state; the nanoseconds are below a second.
@@ -167,7 +185,7 @@ local function write(of, nanos, requests, beyond, capacity)
 end
 
 local is_returned = back and (not lent_at or math.abs(now - lent_at) <= ttl)
-local stored, beyond, capacity, converted = 0, 0, 0, false
+local stored, beyond, capacity, converted, is_kept = 0, 0, 0, false, false
 local value = redis.call('GET', KEYS[1])
 if value then
   local of, nanos, rest = value:match('^(%d%d%d%d%d%d%d%d%d%d)(%d%d%d%d%d%d%d%d%d)(.*)$')
@@ -182,18 +200,35 @@ if value then
   end
   of, nanos, requests = tonumber(of), tonumber(nanos), requests and tonumber(requests, 16) or parts
   more, held = tonumber(more) or 0, tonumber(held) or 0
-  stored, beyond, capacity, converted = owed_by(of, nanos, requests, more, held)
-  local is_excess = more == 0 and held > 0
-  if (converted or is_excess) and want == 0 and need == 0 and owed == 0 then
-    -- A look, or a pure return, at a state of another limit, or of costs that exceed a bucket: the state stays in the terms
-    -- of the limit that wrote it.
+  stored, beyond, capacity, converted, is_kept = owed_by(of, nanos, requests, more, held)
+  local is_excess, lends_nothing = more == 0 and held > 0, want == 0 and need == 0 and owed == 0
+  if is_kept or ((converted or is_excess) and lends_nothing) then
+    -- A look, or a pure return, at a state of another limit, or of costs that exceed a bucket: the
+    -- state stays in the terms of the limit that wrote it. So it does under a limit that lends
+    -- nothing, or that would cut the debt.
+    local old_cost, old_part = math.floor(window / requests), window % requests
+    local longest_us, is_changed = longest_us_of(more, held, old_cost, old_part, requests), is_returned
+    if not lends_nothing and (of - seconds) * 1000000 + nanos / 1000 - micros > longest_us then
+      local us = seconds * 1000000 + micros + longest_us
+      of, nanos, is_changed = math.floor(us / 1000000), us % 1000000 * 1000, true
+    end
     if is_returned then
-      local old_cost, old_part = math.floor(window / requests), window % requests
       local us = of * 1000000 - worth_at(math.max(0, back - more), old_cost, old_part, requests) + math.floor(nanos / 1000)
       us = math.max(us, 1000000000000000)
       of, nanos = math.floor(us / 1000000), us % 1000000 * 1000 + nanos % 1000
       if more > 0 and more <= back then held = 0 end
       more = math.max(0, more - back)
+    end
+    if owed > 0 then
+      longest_us = longest_us_of(more, held, old_cost, old_part, requests)
+      local us, beyond_it = ahead_by(of, nanos, more, longest_us, old_cost, old_part, requests)
+      local all = math.min(owed, TOKENS_MAX) + beyond_it
+      us = math.min(us + cost_at(all, old_cost, old_part, requests), CENTURY_US)
+      held = math.min(earned_at(us, 0, TOKENS_MAX, old_cost, old_part, requests) + 1, TOKENS_MAX)
+      us = us + now
+      of, nanos, more, is_changed = math.floor(us / 1000000), us % 1000000 * 1000, 0, true
+    end
+    if is_changed then
       write(of, nanos, requests, more, held)
       stored = owed_by(of, nanos, requests, more, held)
     end

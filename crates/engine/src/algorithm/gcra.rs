@@ -16,7 +16,9 @@
 //! paid while limits alternate. Of a leaky bucket the last slot that was leased stays where it is,
 //! and the next one follows it at the new distance. So nothing is forgotten, and limits that
 //! alternate on one key (pods in the middle of a reload, a rollout) admit together at most what a
-//! bucket of the larger burst and the larger rate would.
+//! bucket of the larger burst and the larger rate would. A limit that lends nothing, and one whose
+//! largest debt is smaller than the state's, leaves the state in the terms of the limit that wrote
+//! it: the debt is earned back at that rate, and costs are added to it at that rate.
 
 use std::time::Duration;
 
@@ -101,6 +103,9 @@ struct Owed {
     capacity: u64,
     /// Whether the state has to be written again, since it is in the terms of another limit.
     converted: bool,
+    /// Whether the state stays in the terms of another limit, since this one lends nothing or would
+    /// cut the debt. Then `debt` is the largest one.
+    is_kept: bool,
 }
 
 /// A rate and its largest debt, in whole ticks. The scripts receive these numbers: doubles are
@@ -209,8 +214,9 @@ impl Pace {
         let owed = state.map_or(Owed::default(), |state| self.owed(state, now_unix_us));
         let lends_nothing = by.want == 0 && by.need == 0 && by.owed == 0;
         let stays = |state: &State| lends_nothing && (owed.converted || state.is_excess());
-        if let Some(state) = state.filter(stays) {
-            return self.credit_of_another(state, now_unix_us, by.back);
+        if let Some(state) = state.filter(|state| owed.is_kept || stays(state)) {
+            let state = if lends_nothing { state } else { self.cut_in_place(state, now_unix_us) };
+            return self.in_place(state, now_unix_us, by);
         }
         // What comes back pays first what no bucket of this size would have leased.
         let beyond = owed.beyond.saturating_sub(by.back);
@@ -261,22 +267,50 @@ impl Pace {
     /// before it loaded the present limit, so the state stays in the terms of the limit that wrote
     /// it: otherwise its debt would be earned back at an old rate until the next request. So does one
     /// of costs that exceeded a bucket: what fits into the pod's may not fit into the present one.
-    fn credit_of_another(&self, state: State, now_unix_us: u64, back: u64) -> (State, Moved) {
-        let state = if back > 0 { self.credited_in_place(state, back) } else { state };
+    ///
+    /// So does every ask under a limit that lends nothing, or that would cut the debt.
+    fn in_place(&self, state: State, now_unix_us: u64, by: Move) -> (State, Moved) {
+        let state = if by.back > 0 { self.credited_in_place(state, by.back) } else { state };
+        let owes = by.owed > 0;
+        let state = if owes { self.owing_in_place(state, now_unix_us, by.owed) } else { state };
         let debt = self.owed(state, now_unix_us).debt;
         (state, Moved { tokens: 0, now_unix_us, before: debt, after: debt })
     }
 
-    fn credited_in_place(&self, state: State, back: u64) -> State {
+    /// The state with costs added at the rate of the limit that wrote it: all that is owed is one
+    /// debt then.
+    fn owing_in_place(&self, state: State, now_unix_us: u64, owed: u64) -> State {
+        let rate = self.rate_of(state);
+        let (us, beyond) = rate.ahead(state, now_unix_us);
+        let (whole, parts) = rate.worth(owed.min(TOKENS_MAX).saturating_add(beyond));
+        let us = us.saturating_add(whole).saturating_add(u64::from(parts > 0)).min(DEBT_MAX_US);
+        let tat_ns = now_unix_us.saturating_add(us).saturating_mul(1_000);
+        let capacity = rate.whole(us).saturating_add(1).min(TOKENS_MAX);
+        State { tat_ns, requests: rate.requests, beyond: 0, capacity }
+    }
+
+    /// The state without the part of its debt that only the mistake of a clock explains.
+    fn cut_in_place(&self, state: State, now_unix_us: u64) -> State {
+        let most_ns = self.rate_of(state).most_us(state).saturating_mul(1_000);
+        let latest_ns = now_unix_us.saturating_mul(1_000).saturating_add(most_ns);
+        State { tat_ns: state.tat_ns.min(latest_ns), ..state }
+    }
+
+    /// The rate of the limit that wrote the state.
+    fn rate_of(&self, state: State) -> Rate {
         let requests = if state.requests == 0 { self.requests } else { state.requests };
-        let rate = Rate { requests, window_us: self.window_us };
+        Rate { requests, window_us: self.window_us }
+    }
+
+    fn credited_in_place(&self, state: State, back: u64) -> State {
+        let rate = self.rate_of(state);
         let beyond = state.beyond;
         let credit_us = rate.worth(back.saturating_sub(beyond)).0;
         let tat_ns = state.tat_ns.saturating_sub(credit_us.saturating_mul(1_000));
         let pays_all_beyond = beyond > 0 && beyond <= back;
         State {
             tat_ns: tat_ns.max(EARLIEST_NS),
-            requests,
+            requests: rate.requests,
             beyond: beyond.saturating_sub(back),
             capacity: if pays_all_beyond { 0 } else { state.capacity },
         }
@@ -369,23 +403,25 @@ impl Pace {
             return Owed { debt: cut, converted, ..Owed::default() };
         }
         let rate = Rate { requests: requests.max(1), window_us: self.window_us };
-        let idle_us = now_ns.saturating_sub(state.tat_ns) / 1_000;
-        // A bucket that is full pays what is owed beyond it, by whole tokens.
-        let paid = if state.beyond > 0 { rate.whole(idle_us) } else { 0 };
-        let beyond = state.beyond.saturating_sub(paid);
+        let (ahead_us, beyond) = rate.ahead(state, now_unix_us);
         let capacity = state.capacity;
         let is_excess = state.is_excess();
+        let kept =
+            Owed { debt: self.owed_max(), beyond, capacity, converted: false, is_kept: true };
+        if self.tokens_max == 0 && (debt > 0 || beyond > 0) {
+            return kept;
+        }
         let most = if is_excess { self.longest_of(capacity) } else { self.longest() };
         if same && debt <= most && (beyond == 0 || capacity >= self.tokens_max) {
-            return Owed { debt, beyond, capacity, converted: false };
+            return Owed { debt, beyond, capacity, ..Owed::default() };
         }
         let rate = if same { Rate { requests: self.requests, ..rate } } else { rate };
-        let ahead_us = ahead.div_ceil(1_000).min(DEBT_MAX_US);
-        if is_excess {
-            let most = rate.worth(capacity).0.saturating_add(1);
-            return self.excess_owed(rate, ahead_us.min(most));
+        if !is_excess {
+            return self.tokens_owed(rate, ahead_us, beyond);
         }
-        self.tokens_owed(rate, ahead_us, beyond)
+        let owed = self.tokens_owed(rate, ahead_us, 0);
+        let sum = owed.debt.saturating_add(self.cost(owed.beyond));
+        if !same && sum > self.owed_max() { kept } else { self.excess_owed(owed) }
     }
 
     /// The largest debt of a state that says that so many tokens exceed the bucket.
@@ -393,11 +429,10 @@ impl Pace {
         self.cost(excess).clamp(self.longest(), self.owed_max())
     }
 
-    /// The same tokens as a debt of this limit, however large its bucket is.
-    fn excess_owed(&self, rate: Rate, debt_us: u64) -> Owed {
-        let owed = self.tokens_owed(rate, debt_us, 0);
+    /// One debt of the same tokens, however large this limit's bucket is.
+    fn excess_owed(&self, owed: Owed) -> Owed {
         let (debt, _) = self.with_owed(owed.debt, 0, owed.beyond);
-        Owed { debt, beyond: 0, capacity: self.excess(debt), converted: owed.converted }
+        Owed { debt, beyond: 0, capacity: self.excess(debt), ..owed }
     }
 
     /// The same tokens in this limit's bucket, as many as fit, the others beyond it.
@@ -412,7 +447,8 @@ impl Pace {
         let held = self.tokens_max.min(owed);
         let debt = part.saturating_add(self.cost(held)).min(self.longest());
         let converted = owed > 0 || debt > 0;
-        Owed { debt, beyond: owed - held, capacity: self.tokens_max, converted }
+        let (beyond, capacity) = (owed - held, self.tokens_max);
+        Owed { debt, beyond, capacity, converted, is_kept: false }
     }
 
     /// The debt after the last slot that was leased at another rate, which may lie further ahead
@@ -461,6 +497,25 @@ const TOKENS_MAX: u64 = AMOUNT_MAX;
 // === impl Rate ===
 
 impl Rate {
+    /// The time until the debt of a state of this rate is paid, in microseconds, and the tokens that
+    /// are owed beyond the bucket: a bucket that is full pays them, by whole tokens.
+    fn ahead(self, state: State, now_unix_us: u64) -> (u64, u64) {
+        let now_ns = now_unix_us.saturating_mul(1_000);
+        let ahead_us = state.tat_ns.saturating_sub(now_ns).div_ceil(1_000);
+        let idle_us = now_ns.saturating_sub(state.tat_ns) / 1_000;
+        let paid = if state.beyond > 0 { self.whole(idle_us) } else { 0 };
+        (ahead_us.min(self.most_us(state)), state.beyond.saturating_sub(paid))
+    }
+
+    /// The longest debt of a state that is not the mistake of a clock, in microseconds.
+    fn most_us(self, state: State) -> u64 {
+        match state.capacity {
+            excess @ 1.. if state.beyond == 0 => self.worth(excess).0.saturating_add(1),
+            _ => DEBT_MAX_US,
+        }
+        .min(DEBT_MAX_US)
+    }
+
     /// Whole tokens that are earned in this time.
     fn whole(self, us: u64) -> u64 {
         fit(u128::from(us) * u128::from(self.requests) / u128::from(self.window_us))

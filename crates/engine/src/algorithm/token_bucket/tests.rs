@@ -248,3 +248,43 @@ fn a_rate_or_a_bucket_of_none_has_nothing_ever() {
         assert_eq!(state.tat_ns, 0);
     }
 }
+
+/// Neither a limit that lends nothing, nor one whose largest debt of 52 days is less.
+#[test]
+fn a_limit_in_between_cuts_no_debt_and_keeps_no_key_longer() {
+    let day = |requests| ask(limit(requests, requests, Unit::Day), 0);
+    for (other, owed) in [(0, 0), (0, 40), (0, 1_000), (1, 1_000), (10, 5_000), (99, 5_200)] {
+        let (state, before) = step(None, NOON, &Ask { want: 100, owed, ..day(100) });
+        let denied = Ask { need: 1, ..day(other) };
+        let (meanwhile, grant) = step(Some(state), NOON + 1, &denied);
+        assert_eq!((grant.tokens, grant.left), (0, 0));
+        assert_eq!(meanwhile.ends_at(86_400), state.ends_at(86_400), "{other}, {owed}");
+        let (_, after) = step(Some(meanwhile), NOON + 2, &Ask { need: 1, ..day(100) });
+        let difference = before.retry_after.abs_diff(after.retry_after);
+        assert!(difference <= Duration::from_micros(3), "{other}, {owed}: {before:?}, {after:?}");
+    }
+}
+
+#[test]
+fn costs_under_a_limit_of_zero_are_added_to_the_debt() {
+    let day = |requests| ask(limit(requests, requests, Unit::Day), 0);
+    for owed in [0, 40, 1_000] {
+        let (state, _) = step(None, NOON, &Ask { want: 100, owed, ..day(100) });
+        let (state, _) = step(Some(state), NOON, &Ask { owed: 200, ..day(0) });
+        let back = Some(Return { tokens: 50, epoch: None });
+        let (state, _) = step(Some(state), NOON, &Ask { back, ..day(0) });
+        let (_, grant) = step(Some(state), NOON, &Ask { need: 1, ..day(100) });
+        let days = (owed.max(100) + 200 - 50 - 99) as f64 / 100.0;
+        let error = grant.retry_after.as_secs_f64() - days * 86_400.0;
+        assert!(error.abs() < 0.001, "{owed}: {grant:?}");
+    }
+}
+
+#[test]
+fn a_clock_set_back_leaves_no_longer_debt_to_a_slower_limit() {
+    let day = |requests| ask(limit(requests, requests, Unit::Day), 0);
+    let (state, _) = step(None, NOON, &Ask { owed: 1_000, ..day(100) });
+    let year_us = 365 * 86_400_000_000;
+    let (state, _) = step(Some(state), NOON - year_us, &Ask { need: 1, ..day(1) });
+    assert!(state.ends_at(86_400) <= (NOON - year_us) / 1_000_000 + 11 * 86_400);
+}
