@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use ratelease_engine::limiter::{Resolved, resolve};
-use ratelease_engine::order::Order;
+use ratelease_engine::order::{Action, Order};
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::{Ask, Store};
 use ratelease_rules::key::KeyHasher;
@@ -49,6 +49,10 @@ fn ask(domain: &str, value: &str) -> Ask {
     let resolved = resolve(&rules, &request, &KeyHasher::new(""));
     let Resolved::Charged(charge) = &resolved[0] else { panic!("no rule") };
     Ask::look(charge.own, charge.applied.limit)
+}
+
+fn order(action: Action) -> Order {
+    Order::new(action, "a test")
 }
 
 /// Whether a pod lets hits of `value` pass; 0 hits spend nothing.
@@ -106,7 +110,7 @@ async fn a_reset_and_a_block_reach_every_pod_and_after_a_reset_one_limit_passes(
 
         let begun = now();
         store.clear(&ask).await.unwrap();
-        store.order(&ask, Order::Reset).await.unwrap();
+        store.order(&ask, order(Action::Reset)).await.unwrap();
         took.entry("reset").or_default().extend(until_all(&pods, &value, true, begun).await);
         let passed = use_up(&pods, &value).await;
         assert!((1..=LIMIT).contains(&passed), "{passed} passed after the reset");
@@ -115,10 +119,10 @@ async fn a_reset_and_a_block_reach_every_pod_and_after_a_reset_one_limit_passes(
         assert!(lets_pass(&pods, 0, &other, 1).await);
         let other_ask = self::ask(domain, &other);
         let begun = now();
-        store.order(&other_ask, Order::Block(Duration::from_secs(600))).await.unwrap();
+        store.order(&other_ask, order(Action::Block(Duration::from_secs(600)))).await.unwrap();
         took.entry("block").or_default().extend(until_all(&pods, &other, false, begun).await);
         let begun = now();
-        store.order(&other_ask, Order::Lift).await.unwrap();
+        store.order(&other_ask, order(Action::Lift)).await.unwrap();
         took.entry("unblock").or_default().extend(until_all(&pods, &other, true, begun).await);
     }
     took.into_iter().for_each(|(what, took)| report(what, took));
@@ -134,7 +138,7 @@ async fn a_pod_that_starts_later_denies_what_is_blocked_and_a_block_ends_by_itse
     // Longer than a pod takes to start on a busy machine.
     let lasts = Duration::from_secs(12);
     let begun = now();
-    store.order(&ask(domain, "a"), Order::Block(lasts)).await.unwrap();
+    store.order(&ask(domain, "a"), order(Action::Block(lasts))).await.unwrap();
     let pods = Pods::start(domain, 1, &cluster.places(), &LIMITS, &PATIENT).await;
     until_all(&pods, "a", false, now()).await;
     assert!(lets_pass(&pods, 0, "b", 1).await, "another key");

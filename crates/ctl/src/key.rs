@@ -13,9 +13,8 @@ use ratelease_cli::safe::Safe;
 use ratelease_cli::settings::Role;
 use ratelease_cli::source;
 use ratelease_engine::limiter::{Charge, Resolved, resolve};
-use ratelease_engine::order::{BLOCK_MAX, Order, Ordered};
+use ratelease_engine::order::{self, BLOCK_MAX, Blocked, Order, Ordered};
 use ratelease_engine::store::{self, Ask, Grant, Store as Counts, StoreError, StoreSettings};
-use ratelease_rules::key::Key;
 use ratelease_rules::parse_duration;
 use ratelease_rules::request::Request;
 use serde_json::{Value, json};
@@ -173,6 +172,7 @@ async fn act_on(
     charge: &Charge<'_>,
     ask: &Ask,
 ) -> Result<(), StoreError> {
+    let order = |action| Order::new(action, "");
     match flags.action {
         Action::Show => Ok(()),
         Action::Reset => {
@@ -180,16 +180,19 @@ async fn act_on(
             for pool in 0..charge.applied.rule.map_or(0, |rule| pools(rule)) {
                 store.clear(&Ask { pool: Some(pool), ..*ask }).await?;
             }
-            store.order(ask, Order::Reset).await
+            store.order(ask, order(order::Action::Reset)).await
         }
-        Action::Block => store.order(ask, Order::Block(flags.lasts.unwrap_or_default())).await,
-        Action::Unblock => store.order(ask, Order::Lift).await,
+        Action::Block => {
+            let lasts = flags.lasts.unwrap_or_default();
+            store.order(ask, order(order::Action::Block(lasts))).await
+        }
+        Action::Unblock => store.order(ask, order(order::Action::Lift)).await,
     }
 }
 
 /// The keys that are blocked, as far as the stores say so in time.
 async fn blocked(store: &dyn Counts, stores: usize) -> BTreeMap<String, Duration> {
-    let heard: Mutex<BTreeMap<usize, Vec<(Key, Duration)>>> = Mutex::default();
+    let heard: Mutex<BTreeMap<usize, Vec<Blocked>>> = Mutex::default();
     let follow = |store: usize, ordered| {
         if let Ordered::Blocked(keys) = ordered {
             heard.lock().insert(store, keys);
@@ -212,7 +215,7 @@ async fn blocked(store: &dyn Counts, stores: usize) -> BTreeMap<String, Duration
         .into_inner()
         .into_values()
         .flatten()
-        .map(|(key, lasts)| (key.to_string(), lasts))
+        .map(|Blocked { key, lasts, .. }| (key.to_string(), lasts))
         .collect()
 }
 

@@ -1,6 +1,6 @@
 //! The user of `deploy/redis-acl.conf`, over TLS.
 
-use ratelease_engine::order::Ordered;
+use ratelease_engine::order::{Action, Order, Ordered};
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::{RedisKind, RedisSettings};
 use ratelease_engine::store::{Ask, Heartbeat, Store};
@@ -8,7 +8,7 @@ use ratelease_tls::{ClientFiles, ServerCheck};
 
 use std::time::Duration;
 
-use super::{ALGORITHMS, algorithms, ask_by, connected, granted, patient};
+use super::{ALGORITHMS, algorithms, ask, ask_by, connected, granted, patient};
 use crate::support::papers::Papers;
 use crate::support::redis::{Server, tcp};
 use crate::support::tls_files::TlsFiles;
@@ -50,6 +50,7 @@ async fn the_user_of_the_file_may_do_all_that_a_pod_does() {
         () = store.follow_orders(&follow) => unreachable!("it never returns"),
         first = blocked.recv() => assert_eq!(first, Some(Ordered::Blocked(Vec::new()))),
     }
+    store.order(&ask(5, 0, 0), Order::new(Action::Lift, "")).await.expect("an order");
     let refused: Vec<redis::Value> = server.command(&["ACL", "LOG"]);
     assert_eq!(refused.len(), 0, "{refused:?}");
 }

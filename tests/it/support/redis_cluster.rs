@@ -39,6 +39,8 @@ pub struct ClusterOptions {
     pub can_part: bool,
     /// Further arguments for the command line of each node.
     pub further: Vec<String>,
+    /// The environment of the node at this position, such as one with another clock.
+    pub env_of: Option<(usize, Vec<(&'static str, String)>)>,
 }
 
 /// Maximum time to join. Joining takes one or two rounds of gossip, and more on a busy machine.
@@ -73,8 +75,11 @@ impl Cluster {
                 let mut arguments = options.arguments(proxies.get(at));
                 arguments.extend(options.further.iter().cloned());
                 arguments.extend(buses.get(at).into_iter().flat_map(|bus| behind_bus(at, bus)));
+                let env = options.env_of.clone().filter(|(of, _)| *of == at);
+                let env = env.map_or_else(Vec::new, |(_, env)| env);
                 thread::spawn(move || {
-                    Server::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+                    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+                    Server::start_with_env(&arguments, &env)
                 })
             })
             .collect();
@@ -280,9 +285,16 @@ impl Cluster {
 
 impl ClusterOptions {
     pub fn new(masters: usize, replicas_each: usize) -> Self {
-        let (node_timeout_ms, full_coverage, proxies) = (2000, false, None);
-        let (can_part, further) = (false, Vec::new());
-        Self { masters, replicas_each, node_timeout_ms, full_coverage, proxies, can_part, further }
+        Self {
+            masters,
+            replicas_each,
+            node_timeout_ms: 2000,
+            full_coverage: false,
+            proxies: None,
+            can_part: false,
+            further: Vec::new(),
+            env_of: None,
+        }
     }
 
     /// Adds a proxy in front of each node.

@@ -15,7 +15,7 @@ use ratelease_rules::key::Key;
 use tracing::{info, warn};
 
 use super::{Charge, Limiter, Shared};
-use crate::order::{ORDERS_MAX, Order, Ordered};
+use crate::order::{Action, Blocked, Note, ORDERS_MAX, Order, Ordered};
 use crate::time::Time;
 
 /// Blocks are kept by key in this many parts, so that cores which look for different keys do not
@@ -41,12 +41,13 @@ pub(super) struct Orders {
     reset_at: Mutex<VecDeque<(Key, Time)>>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Block {
     key: Key,
     ends: Time,
     /// The number of the store that said so.
     store: usize,
+    note: Note,
 }
 
 // === impl Orders ===
@@ -92,6 +93,22 @@ impl Orders {
             && self.reset_at.lock().iter().any(|(reset, at)| *reset == key && *at >= since)
     }
 
+    /// The keys that are blocked, those that are blocked for longest first.
+    fn blocked(&self, now: Time) -> Vec<Blocked> {
+        let mut blocked = Vec::new();
+        for part in self.parts.iter().filter(|_| self.len() > 0) {
+            let part = part.lock();
+            let in_force = part.iter().filter(|block| now < block.ends);
+            blocked.extend(in_force.map(|Block { key, ends, note, .. }| Blocked {
+                key: *key,
+                lasts: ends.since(now),
+                note: note.clone(),
+            }));
+        }
+        blocked.sort_by_key(|blocked| (std::cmp::Reverse(blocked.lasts), blocked.key));
+        blocked
+    }
+
     /// Number of keys that are blocked.
     pub(super) fn len(&self) -> usize {
         self.blocks.load(Ordering::Relaxed)
@@ -116,13 +133,13 @@ impl Orders {
         self.resets.store(resets.len(), Ordering::Relaxed);
     }
 
-    /// Blocks `key`, or lifts its block if it `lasts` no time.
-    fn block(&self, store: usize, key: Key, lasts: Duration, now: Time) {
+    /// Blocks a key, or lifts its block if it lasts no time.
+    fn block(&self, store: usize, Blocked { key, lasts, note }: Blocked, now: Time) {
         let mut part = self.part(key).lock();
         let before = part.len();
         part.retain(|block| block.key != key);
         if !lasts.is_zero() && self.len() < BLOCKS_MAX {
-            part.push(Block { key, ends: now + lasts, store });
+            part.push(Block { key, ends: now + lasts, store, note });
         }
         // Under the lock of the part, so that the sum of all changes is right.
         self.blocks.fetch_add(part.len(), Ordering::Relaxed);
@@ -131,11 +148,16 @@ impl Orders {
 
     /// Blocks these keys of a store, and no others of it. At no moment is a key free that was
     /// blocked before and is blocked after.
-    fn block_only(&self, store: usize, keys: &[(Key, Duration)], now: Time) {
+    fn block_only(&self, store: usize, keys: &[Blocked], now: Time) {
         self.change(|at, blocks| {
             blocks.retain(|block| block.store != store);
-            let here = keys.iter().filter(|(key, _)| part_of(*key) == at);
-            blocks.extend(here.map(|(key, lasts)| Block { key: *key, ends: now + *lasts, store }));
+            let here = keys.iter().filter(|blocked| part_of(blocked.key) == at).cloned();
+            blocks.extend(here.map(|Blocked { key, lasts, note }| Block {
+                key,
+                ends: now + lasts,
+                store,
+                note,
+            }));
         });
     }
 
@@ -168,26 +190,35 @@ impl Limiter {
         let follow = |store: usize, ordered| self.shared.follow_order(store, ordered);
         self.shared.lease_client.follow_orders(&follow).await;
     }
+
+    /// The keys that are blocked by order, those that are blocked for longest first.
+    pub fn blocked(&self) -> Vec<Blocked> {
+        self.shared.orders.blocked(self.shared.clock.now())
+    }
 }
 
 impl Shared {
     pub(super) fn follow_order(&self, store: usize, ordered: Ordered) {
         let now = self.clock.now();
-        match ordered {
-            Ordered::Blocked(keys) => self.orders.block_only(store, &keys, now),
-            Ordered::Now(key, Order::Block(lasts)) => {
-                self.orders.block(store, key, lasts, now);
+        let (key, Order { action, note }) = match ordered {
+            Ordered::Blocked(keys) => return self.orders.block_only(store, &keys, now),
+            Ordered::Now(key, order) => (key, order),
+        };
+        let by = note.by.clone();
+        match action {
+            Action::Block(lasts) => {
+                self.orders.block(store, Blocked { key, lasts, note }, now);
                 let seconds = lasts.as_secs_f64();
                 match self.orders.blocked_for(key, now) {
-                    Some(_) => info!(%key, seconds, "a key is blocked by order"),
-                    None => warn!(%key, "a key cannot be blocked: {BLOCKS_MAX} keys are"),
+                    Some(_) => info!(%key, seconds, %by, "a key is blocked by order"),
+                    None => warn!(%key, %by, "a key cannot be blocked: {BLOCKS_MAX} keys are"),
                 }
             }
-            Ordered::Now(key, Order::Lift) => {
-                self.orders.block(store, key, Duration::ZERO, now);
-                info!(%key, "the block of a key is lifted by order");
+            Action::Lift => {
+                self.orders.block(store, Blocked { key, lasts: Duration::ZERO, note }, now);
+                info!(%key, %by, "the block of a key is lifted by order");
             }
-            Ordered::Now(key, Order::Reset) => {
+            Action::Reset => {
                 // First, for replies that come meanwhile.
                 self.orders.note_reset(key, now);
                 let slots = self.starts.forget_key(key);
@@ -195,7 +226,7 @@ impl Shared {
                     state.end_use(slots);
                     state.forget_count();
                 });
-                info!(%key, "the count of a key is reset by order");
+                info!(%key, %by, "the count of a key is reset by order");
             }
         }
     }
@@ -212,17 +243,21 @@ mod tests {
         Key::for_test(n)
     }
 
+    fn blocked(n: u64, lasts: Duration) -> Blocked {
+        Blocked { key: key(n), lasts, note: Note::default() }
+    }
+
     #[test]
     fn a_key_is_blocked_until_its_time_ends_or_the_block_is_lifted() {
         let orders = Orders::default();
         assert_eq!(orders.blocked_for(key(1), NOW), None);
-        orders.block(0, key(1), MINUTE, NOW);
-        orders.block(0, key(2), MINUTE, NOW);
+        orders.block(0, blocked(1, MINUTE), NOW);
+        orders.block(0, blocked(2, MINUTE), NOW);
         assert_eq!(orders.blocked_for(key(1), NOW), Some(MINUTE));
         assert_eq!(orders.blocked_for(key(3), NOW), None);
-        orders.block(0, key(1), 2 * MINUTE, NOW);
+        orders.block(0, blocked(1, 2 * MINUTE), NOW);
         assert_eq!((orders.blocked_for(key(1), NOW + MINUTE), orders.len()), (Some(MINUTE), 2));
-        orders.block(0, key(1), Duration::ZERO, NOW);
+        orders.block(0, blocked(1, Duration::ZERO), NOW);
         assert_eq!((orders.blocked_for(key(1), NOW), orders.len()), (None, 1));
         assert_eq!(orders.blocked_for(key(2), NOW + MINUTE), None);
         orders.forget_ended(NOW + MINUTE);
@@ -232,18 +267,21 @@ mod tests {
     #[test]
     fn what_one_store_says_leaves_the_blocks_of_another() {
         let orders = Orders::default();
-        orders.block(1, key(1), MINUTE, NOW);
-        orders.block_only(0, &[(key(2), MINUTE), (key(3), MINUTE)], NOW);
-        orders.block_only(0, &[(key(3), MINUTE)], NOW);
-        let blocked = [1, 2, 3].map(|n| orders.blocked_for(key(n), NOW).is_some());
-        assert_eq!((blocked, orders.len()), ([true, false, true], 2));
+        orders.block(1, blocked(1, MINUTE), NOW);
+        orders.block_only(0, &[blocked(2, MINUTE), blocked(3, MINUTE)], NOW);
+        orders.block_only(0, &[blocked(3, MINUTE)], NOW);
+        let is_blocked = [1, 2, 3].map(|n| orders.blocked_for(key(n), NOW).is_some());
+        assert_eq!((is_blocked, orders.len()), ([true, false, true], 2));
+        orders.block(0, blocked(2, 2 * MINUTE), NOW);
+        let listed = orders.blocked(NOW + MINUTE);
+        assert_eq!(listed, [blocked(2, MINUTE)], "the others have ended");
     }
 
     #[test]
     fn blocks_and_resets_are_bounded() {
         let orders = Orders::default();
         for n in 0..2 * BLOCKS_MAX as u64 {
-            orders.block(0, key(n), MINUTE, NOW);
+            orders.block(0, blocked(n, MINUTE), NOW);
             orders.note_reset(key(n), NOW);
         }
         assert_eq!(orders.len(), BLOCKS_MAX);

@@ -11,6 +11,7 @@ mod cluster;
 mod connection;
 mod context;
 mod fault;
+mod following;
 mod orders;
 mod renames;
 mod settings;
@@ -201,7 +202,7 @@ impl Store for RedisStore {
     fn order<'a>(&'a self, ask: &'a Ask, order: Order) -> OrderFuture<'a> {
         Box::pin(async move {
             for key in ask.keys() {
-                self.give_order(key, order).await?;
+                self.give_order(key, &order).await?;
             }
             Ok(())
         })

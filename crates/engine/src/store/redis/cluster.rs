@@ -153,7 +153,7 @@ impl Cluster {
             };
             tokio::select! {
                 () = renewed => return,
-                // It fails only if the sender is dropped, which `shared` holds.
+                // An error would mean that the sender is gone, which `shared` holds.
                 _ = map.changed() => {}
             }
         }
