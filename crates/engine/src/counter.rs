@@ -57,8 +57,6 @@ ratelease_rules::named! {
         OwnerGone = "holds_released_envoy_gone",
         /// Holds that ended because their request gave no more signs of life.
         Silent = "holds_released_silent",
-        /// Starts that were undone, because their Envoy has not read the answer.
-        Undone = "starts_undone",
         /// Starts that took nothing, because their end had come before them.
         EndedBefore = "starts_after_their_end",
         /// Starts that are charged and hold nothing, for lack of room.

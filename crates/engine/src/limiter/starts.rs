@@ -235,7 +235,6 @@ impl Starts {
         let (mut held, _) = part.forget(start)?;
         let aside = part.end_oldest(start.request, End::Charged, true);
         held.extend(aside.into_iter().flat_map(|(_, held)| held));
-        part.count(HoldCounter::Undone, 1);
         Some((held, next))
     }
 

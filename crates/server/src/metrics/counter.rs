@@ -92,8 +92,6 @@ counters! {
             counter("Holds that were released because the Envoy of their request was gone.");
         Holds(HoldCounter::Silent):
             counter("Holds that were released because their request gave no more signs of life.");
-        Holds(HoldCounter::Undone):
-            counter("Starts that were undone because their Envoy did not read the answer.");
         Holds(HoldCounter::EndedBefore):
             counter("Starts that took nothing because their end had come before them.");
         Holds(HoldCounter::NotKept):

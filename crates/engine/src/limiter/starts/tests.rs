@@ -288,7 +288,6 @@ fn an_undone_start_and_its_candidate_hold_nothing() {
     assert_eq!((held.len(), next), (2, None));
     assert_eq!(starts.undo(own), None);
     assert_eq!(count(&starts, HoldCounter::InForce), 0);
-    assert_eq!(count(&starts, HoldCounter::Undone), 1);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use ratelease_rules::SETTLE_KEY;
 use super::*;
 use crate::counter::HoldCounter;
 use crate::limiter::owners::{ClosedBy, Origin};
-use crate::order::{Order, Ordered};
+use crate::order::{Action, Order, Ordered};
 
 const LIMIT: u64 = 3;
 
@@ -104,7 +104,6 @@ async fn an_answer_that_was_not_read_is_undone() {
     let verdict = scene.decided(&start("tokens", "t", 700)).await;
     scene.pod.undo_start(verdict.started.unwrap());
     assert_eq!(scene.remaining().await, 1_000);
-    assert_eq!(scene.count(HoldCounter::Undone), 21);
 }
 
 #[tokio::test(start_paused = true)]
@@ -281,7 +280,10 @@ async fn a_reset_frees_slots_and_takes_nothing_back_from_older_holds() {
         else {
             panic!("it has a rule")
         };
-        scene.pod.shared.follow_order(0, Ordered::Now(charge.own, Order::Reset));
+        scene
+            .pod
+            .shared
+            .follow_order(0, Ordered::Now(charge.own, Order::new(Action::Reset, "test")));
     }
     seconds(1).await;
     assert_eq!(scene.room().await, LIMIT);

@@ -224,7 +224,6 @@ async fn a_reset_goes_before_a_lease_that_came_at_the_same_time() {
 }
 
 #[tokio::test]
-#[ignore = "needs the table of open starts"]
 async fn a_start_whose_call_is_reset_after_the_answer_is_undone() {
     let mut client = Client::connect(context_of(rules(), None)).await;
     assert!(client.passes(1, "slot", "a", 1).await);
@@ -234,7 +233,6 @@ async fn a_start_whose_call_is_reset_after_the_answer_is_undone() {
 }
 
 #[tokio::test(start_paused = true)]
-#[ignore = "needs the table of open starts"]
 async fn a_reset_after_an_acknowledged_ping_undoes_nothing() {
     let mut client = Client::connect(context_of(rules(), None)).await;
     assert!(client.passes(1, "slot", "a", 1).await);
