@@ -1,4 +1,5 @@
-//! A rolling change of `KEY_SECRET`: counts move to their new names while all pods serve.
+//! Rolling changes of `KEY_SECRET`, to a new one and back in the same way: counts move to their new
+//! names while all pods serve.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,6 +33,7 @@ const WAIT: (&str, &str) = ("LEASE_WAIT_LIMIT", "4s");
 const OLD: &[(&str, &str)] = &[WAIT, ("KEY_SECRET", "old")];
 const BOTH: &[(&str, &str)] = &[WAIT, ("KEY_SECRET", "new"), ("KEY_SECRET_PREVIOUS", "old")];
 const NEW: &[(&str, &str)] = &[WAIT, ("KEY_SECRET", "new")];
+const BACK: &[(&str, &str)] = &[WAIT, ("KEY_SECRET", "old"), ("KEY_SECRET_PREVIOUS", "new")];
 
 /// Interval between two hits of one limit by one pod.
 const HIT_EVERY: Duration = Duration::from_millis(20);
@@ -103,7 +105,7 @@ impl Loaded {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rolling_change_of_the_secret_under_load_admits_each_limit_once() {
+async fn rolling_changes_of_the_secret_there_and_back_admit_each_limit_once() {
     let _alone = MACHINE.write().await;
     early_in_a_window(DAY, Duration::from_secs(300)).await;
     let (domain, load) = ("secrets", Arc::<Load>::default());
@@ -111,7 +113,7 @@ async fn a_rolling_change_of_the_secret_under_load_admits_each_limit_once() {
     for _ in 0..PODS {
         pods.push(Loaded::start(domain, OLD, &load).await);
     }
-    for env in [BOTH, NEW] {
+    for env in [BOTH, NEW, BACK, OLD] {
         for _ in 0..PODS {
             load.goes_on().await;
             pods.remove(0).stop().await;
@@ -129,7 +131,7 @@ async fn a_rolling_change_of_the_secret_under_load_admits_each_limit_once() {
         }
     }
     let total: Vec<u64> = during.iter().zip(after).map(|(during, after)| during + after).collect();
-    println!("admitted of {LIMIT}: {total:?}, of these {during:?} during the two changes");
+    println!("admitted of {LIMIT}: {total:?}, of these {during:?} during the changes");
     for ((key, _), total) in LIMITS.iter().zip(total) {
         assert!(total <= LIMIT, "{key}: {total}");
         assert!(total >= LIMIT - LIMIT / 100, "{key}: {total}");
@@ -137,4 +139,26 @@ async fn a_rolling_change_of_the_secret_under_load_admits_each_limit_once() {
     for pod in pods {
         pod.stop().await;
     }
+}
+
+/// By the default failure mode, which would admit the limit again for a count that is not found.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_limit_is_admitted_once_while_secrets_go_and_return() {
+    let _alone = MACHINE.read().await;
+    early_in_a_window(DAY, Duration::from_secs(60)).await;
+    let limits = [("few", "unit: day, requests_per_unit: 20")];
+    let places = Cluster::shared().places();
+    let values: Vec<String> = (0..10).map(|nth| nth.to_string()).collect();
+    let mut admitted = vec![0; values.len()];
+    for (nth, env) in [OLD, BOTH, NEW, BACK, OLD].into_iter().enumerate() {
+        let pod = Pods::start("secrets-few", 1, &places, &limits, env).await;
+        for (admitted, value) in admitted.iter_mut().zip(&values) {
+            for _ in 0..if nth < 4 { 4 } else { 30 } {
+                *admitted += u32::from(pod.hit(0, "few", value).await == Said::Admitted);
+            }
+        }
+        assert_eq!((pod.local(), pod.count("redis_foreign")), (0, 0), "change {nth}");
+        assert_eq!(pod.pods[0].process.stop().await, 0);
+    }
+    assert_eq!(admitted, vec![20; values.len()]);
 }

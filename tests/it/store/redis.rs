@@ -295,9 +295,10 @@ async fn a_database_that_does_not_exist_is_named_in_the_error() {
 /// With these permissions and no others it must work. A cluster needs `+cluster|slots +asking` as
 /// well, and `+cluster|nodes` for redirects to nodes without slots. Without `+script|load` each
 /// script is loaded by its first call.
-const RIGHTS: &str = "on >pw ~rl:* resetchannels -@all +auth +evalsha +eval +time +get +set";
+pub(super) const RIGHTS: &str =
+    "on >pw ~rl:* resetchannels -@all +auth +evalsha +eval +time +get +set";
 /// Permissions for the sliding log.
-const RIGHTS_LOG: &str = "+llen +lindex +lpop +rpop +lrem +rpush +pexpireat";
+pub(super) const RIGHTS_LOG: &str = "+llen +lindex +lpop +rpop +lrem +rpush +pexpireat";
 /// Permissions for the heartbeat.
 const RIGHTS_BEAT: &str = "+zremrangebyscore +zcard +zscore +zadd +zrem +zrange +pexpireat";
 

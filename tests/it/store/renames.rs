@@ -11,6 +11,7 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit, Unit};
 
 use super::redirected::{Desk, desk};
+use super::redis::{RIGHTS, RIGHTS_LOG};
 use super::{ALGORITHMS, ask, ask_by, connected, count, fresh_key, granted, one, patient, until};
 use crate::support::redis::{Cluster, Single};
 use crate::support::redis_server::Server;
@@ -38,6 +39,8 @@ impl Change {
         [old.left, granted(&*self.new, look(self.after)).await.left]
     }
 }
+
+const LOG: (Algorithm, Unit) = (Algorithm::SlidingLog, Unit::Year);
 
 fn hex(key: Key) -> String {
     key.words().iter().map(|word| format!("{word:08x}")).collect()
@@ -134,6 +137,240 @@ async fn a_count_that_was_left_and_not_yet_begun_is_begun_by_whoever_asks_next()
         };
         assert_eq!(first.left, 5);
         assert_eq!(change.left().await, [5, 5]);
+    }
+}
+
+/// A look of a store that has not asked for the count before: it reads the mark.
+async fn left_by_a_fresh_pod(settings: &RedisSettings, ask: Ask) -> u64 {
+    let pod = connected(settings.clone()).await;
+    granted(&*pod, Ask { want: 0, need: 0, ..ask }).await.left
+}
+
+/// Waits until the count of `ask` has no key any more; a full bucket keeps it for a second.
+async fn is_gone(single: &Single, ask: &Ask) {
+    let name = ask.key.in_store("");
+    let exists = || single.server.command::<i64>(&["EXISTS", &name]);
+    until(10, "an empty count has no key", async || exists() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_count_that_has_become_empty_is_not_begun_again() {
+    let single = Single::start();
+    let settings = patient(single.config());
+    for by in ALGORITHMS {
+        if matches!(by.0, Algorithm::LeakyBucket { .. }) {
+            continue; // its slots pass, and none comes back
+        }
+        let change = Change::of(&settings, ask_by(by, 4, 0)).await;
+        granted(&*change.old, change.before).await;
+        assert_eq!(change.left().await, [6, 6], "{by:?}");
+        let back = Some(Return { tokens: 4, epoch: None });
+        granted(&*change.new, Ask { want: 0, back, ..change.after }).await;
+        if matches!(by.0, Algorithm::TokenBucket { .. } | Algorithm::SlidingLog) {
+            is_gone(&single, &change.after).await;
+        }
+        for ask in [change.after, change.before, change.after] {
+            assert_eq!(left_by_a_fresh_pod(&settings, ask).await, 10, "{by:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_that_were_given_back_are_not_lent_by_an_old_mark() {
+    let settings = patient(Cluster::shared().config());
+    let limit = Limit { algorithm: Algorithm::Concurrency, ..Limit::fixed_window(5, Unit::Second) };
+    let states = |pod, held| Some(Slots { pod, held });
+    let before = Ask { want: 5, slots: states(1, 0), ..Ask::look(fresh_key(), limit) };
+    let change = Change::of(&settings, before).await;
+    assert_eq!(granted(&*change.old, change.before).await.tokens, 5);
+    let of_new = Ask { want: 1, slots: states(2, 0), ..change.after };
+    assert_eq!(granted(&*change.new, of_new).await.tokens, 0);
+    let ended = Ask { want: 0, slots: states(1, 0), ..change.before };
+    assert_eq!(granted(&*change.old, ended).await.left, 5);
+    let look = Ask { slots: None, ..change.after };
+    assert_eq!(left_by_a_fresh_pod(&settings, look).await, 5);
+}
+
+/// A call that was on its way for long, and a mark of the version before, which has no number.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mark_begins_its_count_once() {
+    let single = Single::start();
+    let settings = patient(single.config());
+    for has_number in [true, false] {
+        let change = Change::of(&settings, ask_by(ALGORITHMS[1], 4, 0)).await;
+        granted(&*change.old, change.before).await;
+        let name = change.before.key.in_store("");
+        let value: String = single.server.command(&["GET", &name]);
+        let number = if has_number { "0 7 " } else { "" };
+        let mark = format!("moved {} {number}4000000000000 text {value}", hex(change.after.key));
+        single.server.command::<()>(&["SET", &name, &mark, "PX", "600000"]);
+        assert_eq!(left_by_a_fresh_pod(&settings, change.after).await, 6, "{has_number}");
+        let back = Some(Return { tokens: 4, epoch: None });
+        granted(&*change.new, Ask { want: 0, back, ..change.after }).await;
+        is_gone(&single, &change.after).await;
+        assert_eq!(left_by_a_fresh_pod(&settings, change.after).await, 10, "{has_number}");
+        assert_eq!(left_by_a_fresh_pod(&settings, change.before).await, 10, "{has_number}");
+    }
+}
+
+/// Pods with the new secret alone, with the old one again and the new one before it, and with the old
+/// one alone.
+struct WayBack {
+    new: Arc<RedisStore>,
+    back: Arc<RedisStore>,
+    after: Ask,
+    again: Ask,
+}
+
+impl WayBack {
+    async fn of(settings: &RedisSettings, change: &Change) -> Self {
+        let [new, back] = [connected(settings.clone()).await, connected(settings.clone()).await];
+        let after = Ask { previous: None, ..change.after };
+        let again = Ask { previous: Some(after.key), ..change.before };
+        Self { new, back, after, again }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_comes_back_in_the_way_in_which_it_was_replaced() {
+    let settings = patient(Cluster::shared().config());
+    for by in ALGORITHMS {
+        let change = Change::of(&settings, ask_by(by, 2, 0)).await;
+        assert_eq!(granted(&*change.old, change.before).await.tokens, 2, "{by:?}");
+        assert_eq!(granted(&*change.new, change.after).await.tokens, 2, "{by:?}");
+        let WayBack { new, back, after, again } = WayBack::of(&settings, &change).await;
+        assert_eq!(granted(&*new, after).await.tokens, 2, "{by:?}");
+        assert_eq!(granted(&*back, again).await.tokens, 2, "{by:?}");
+        assert_eq!(granted(&*new, after).await.left, 0, "{by:?}: it follows");
+        assert_eq!(left_by_a_fresh_pod(&settings, again).await, 0, "{by:?}");
+        assert_eq!(left_by_a_fresh_pod(&settings, change.before).await, 0, "{by:?}: the old alone");
+        assert_eq!(left_by_a_fresh_pod(&settings, after).await, 0, "{by:?}: the new alone");
+        let forth = connected(settings.clone()).await;
+        assert_eq!(granted(&*forth, Ask { want: 9, ..change.after }).await.tokens, 0, "{by:?}");
+        assert_eq!(left_by_a_fresh_pod(&settings, again).await, 0, "{by:?}: once more");
+    }
+}
+
+/// With a mark from before at the name to which it goes, and without.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_count_begun_under_the_new_secret_moves_to_the_old_one() {
+    let settings = patient(Cluster::shared().config());
+    for by in ALGORITHMS {
+        for was_moved in [true, false] {
+            let change = Change::of(&settings, ask_by(by, 4, 0)).await;
+            if was_moved {
+                change.left().await;
+            }
+            let WayBack { new, back, after, again } = WayBack::of(&settings, &change).await;
+            assert_eq!(granted(&*new, after).await.tokens, 4, "{by:?}");
+            assert_eq!(granted(&*back, again).await.tokens, 4, "{by:?}");
+            assert_eq!(granted(&*new, after).await.tokens, 2, "{by:?}");
+            assert_eq!(left_by_a_fresh_pod(&settings, again).await, 0, "{by:?}");
+        }
+    }
+}
+
+/// The marks of the change before are still there, and lead to a name that has nothing any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_count_that_ended_meanwhile_begins_at_nothing_under_the_old_secret() {
+    let single = Single::start();
+    let settings = patient(single.config());
+    for by in ALGORITHMS {
+        for was_counted in [true, false] {
+            let change = Change::of(&settings, ask_by(by, 4, 0)).await;
+            if was_counted {
+                granted(&*change.old, change.before).await;
+            }
+            change.left().await;
+            single.server.command::<i64>(&["DEL", &change.after.key.in_store("")]);
+            let WayBack { new, back, after, again } = WayBack::of(&settings, &change).await;
+            assert_eq!(granted(&*back, again).await.tokens, 4, "{by:?}, {was_counted}");
+            assert_eq!(granted(&*new, after).await.tokens, 4, "{by:?}, {was_counted}");
+            assert_eq!(left_by_a_fresh_pod(&settings, again).await, 2, "{by:?}, {was_counted}");
+        }
+    }
+}
+
+/// Pods that end between their two steps, in both directions.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_count_at_no_name_is_begun_by_pods_that_move_it_back() {
+    let single = Single::start();
+    let settings = patient(single.config());
+    for first_steps in [1, 2] {
+        let change = Change::of(&settings, ask_by(ALGORITHMS[0], 4, 0)).await;
+        let value = {
+            granted(&*change.old, change.before).await;
+            let name = change.before.key.in_store("");
+            single.server.command::<String>(&["GET", &name])
+        };
+        let [old, new] = [change.before.key, change.after.key];
+        let far = "4000000000000";
+        let there = format!("moved {} 0 7 {far} text {value}", hex(new));
+        single.server.command::<()>(&["SET", &old.in_store(""), &there, "PX", "600000"]);
+        if first_steps == 2 {
+            let back = format!("moved {} 0 8 0 ", hex(old));
+            single.server.command::<()>(&["SET", &new.in_store(""), &back, "PX", "600000"]);
+        }
+        let WayBack { new, back, after, again } = WayBack::of(&settings, &change).await;
+        assert_eq!(granted(&*back, Ask { want: 1, ..again }).await.left, 5, "{first_steps}");
+        assert_eq!(granted(&*new, Ask { want: 1, ..after }).await.left, 4, "{first_steps}");
+        assert_eq!(left_by_a_fresh_pod(&settings, again).await, 4, "{first_steps}");
+        assert_eq!(left_by_a_fresh_pod(&settings, change.after).await, 4, "{first_steps}");
+    }
+}
+
+/// A secret that is replaced and comes back, with the rights of `docs/operate.md`.
+#[tokio::test(flavor = "multi_thread")]
+async fn counts_move_there_and_back_with_the_fewest_rights() {
+    let single = Single::start();
+    for (by, of_algorithm) in [(ALGORITHMS[0], ""), (ALGORITHMS[1], ""), (LOG, RIGHTS_LOG)] {
+        let rights = format!("reset {RIGHTS} +lrange +pttl +rpush +del {of_algorithm}");
+        let words = ["ACL", "SETUSER", "ratelease"].into_iter().chain(rights.split_whitespace());
+        single.server.command::<()>(&words.collect::<Vec<_>>());
+        let auth = Auth { username: Some("ratelease".into()), password: Some("pw".into()) };
+        let login = Login { auth, file: None };
+        let settings = RedisSettings { login, ..patient(single.config()) };
+        let change = Change::of(&settings, ask_by(by, 4, 0)).await;
+        granted(&*change.old, change.before).await;
+        assert_eq!(change.left().await, [6, 6], "{by:?}");
+        let WayBack { back, again, .. } = WayBack::of(&settings, &change).await;
+        assert_eq!(granted(&*back, again).await.left, 2, "{by:?}");
+    }
+}
+
+/// Two changes in opposite directions at once, by pods that know nothing of each other.
+#[tokio::test(flavor = "multi_thread")]
+async fn opposite_changes_at_the_same_time_admit_the_limit_once() {
+    let settings = patient(Cluster::shared().config());
+    for by in ALGORITHMS {
+        for nth in 0..20 {
+            let change = Change::of(&settings, ask_by(by, 1, 0)).await;
+            let (mut expected, is_new_known) = (10, nth % 3 == 2);
+            if nth % 3 > 0 {
+                expected -= granted(&*change.old, change.before).await.tokens;
+            }
+            if is_new_known {
+                expected -= granted(&*change.new, change.after).await.tokens;
+            }
+            let WayBack { new, back, after, again } = WayBack::of(&settings, &change).await;
+            let forth = connected(settings.clone()).await;
+            let asks = async |store: &RedisStore, ask: Ask| {
+                let mut tokens = 0;
+                for _ in 0..12 {
+                    tokens += granted(store, ask).await.tokens;
+                }
+                tokens
+            };
+            // A pod with the new secret alone moves no count, so it comes after the first moves.
+            let by_new = async || if is_new_known { asks(&new, after).await } else { 0 };
+            let all = tokio::join!(
+                asks(&forth, change.after),
+                asks(&back, again),
+                by_new(),
+                asks(&change.old, change.before),
+            );
+            assert_eq!(all.0 + all.1 + all.2 + all.3, expected, "{by:?}, {nth}: {all:?}");
+        }
     }
 }
 

@@ -90,12 +90,13 @@ impl RedisStore {
 
     /// Sends `ask` to where its count is.
     async fn granted(&self, ask: &Ask) -> Result<Grant, Fault> {
-        let mut key = self.key_of(ask).await?;
+        let (mut key, mut before) = (self.key_of(ask).await?, None);
         for _ in 0..HOPS_MAX {
             match self.granted_at(key, ask).await {
                 // It has changed nothing. Without a mark the key's own name is right again.
                 Err(fault) if fault.kind == Kind::Renamed => {
-                    key = self.followed(ask, key).await?.unwrap_or(ask.key);
+                    let to = self.followed(ask, key, before).await?.unwrap_or(ask.key);
+                    before = Some(std::mem::replace(&mut key, to));
                 }
                 outcome => {
                     return outcome.map_err(|fault| self.at_name(ask, key, Elsewhere::Ask, fault));
@@ -436,6 +437,8 @@ fn numbers(reply: &Value) -> Option<Vec<u64>> {
 struct Call {
     script: &'static Script,
     key: String,
+    /// A second key, of the same slot.
+    second_key: Option<String>,
     arguments: Vec<u64>,
     /// An argument after the numbers.
     text: Option<Vec<u8>>,
@@ -456,7 +459,7 @@ fn loads() -> impl Iterator<Item = Cmd> {
 
 impl Call {
     fn new(script: &'static Script, key: String, arguments: Vec<u64>) -> Self {
-        Self { script, key, arguments, text: None, is_long: false }
+        Self { script, key, second_key: None, arguments, text: None, is_long: false }
     }
 
     /// Calls the script by its hash; a server that does not know it replies NOSCRIPT.
@@ -472,7 +475,8 @@ impl Call {
 
     fn command(&self, name: &str, script: &str) -> Cmd {
         let mut command = redis::cmd(name);
-        command.arg(script).arg(1).arg(&self.key).arg(&self.arguments).arg(&self.text);
+        command.arg(script).arg(1 + usize::from(self.second_key.is_some()));
+        command.arg(&self.key).arg(&self.second_key).arg(&self.arguments).arg(&self.text);
         command
     }
 }
