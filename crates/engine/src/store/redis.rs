@@ -416,13 +416,6 @@ fn text(value: &Value) -> Option<&str> {
     }
 }
 
-fn is_number(reply: &Value) -> Result<(), Fault> {
-    match reply {
-        Value::Int(_) => Ok(()),
-        _ => Err(Fault::malformed(reply)),
-    }
-}
-
 fn numbers(reply: &Value) -> Option<Vec<u64>> {
     let Value::Array(values) = reply else { return None };
     let number = |value: &Value| match value {
