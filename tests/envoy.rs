@@ -18,6 +18,9 @@ mod stand;
 /// Checks the tests' Envoy itself.
 #[path = "envoy/asks.rs"]
 mod asks;
+/// Many requests at once on a new connection.
+#[path = "envoy/burst.rs"]
+mod burst;
 /// `scripts/demo --control`.
 #[path = "envoy/demo.rs"]
 mod demo;

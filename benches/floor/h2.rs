@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 pub(super) const OK: &[u8] = &[0, 0, 0, 0, 2, 8, 1];
 
 /// The limits of `crates/server/src/grpc/connection.rs`.
-const STREAMS_MAX: u32 = 256;
+const STREAMS_MAX: u32 = 1024;
 const RESETS_MAX: usize = 1024;
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
 

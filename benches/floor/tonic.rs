@@ -30,7 +30,7 @@ pub(crate) async fn serve(listener: TcpListener) -> io::Result<()> {
     let (_, health) = tonic_health::server::health_reporter();
     let incoming = connections(listener, None, OpenConnections::default());
     Server::builder()
-        .max_concurrent_streams(256)
+        .max_concurrent_streams(1024)
         .http2_max_pending_accept_reset_streams(Some(1024))
         .http2_max_local_error_reset_streams(Some(1024))
         .http2_max_header_list_size(16 * 1024)

@@ -13,7 +13,7 @@ const STAY: Duration = Duration::from_secs(3);
 
 /// Maximum number of streams of a connection, on `PORT` and for gRPC.
 const HTTP_STREAMS: u32 = 128;
-const GRPC_STREAMS: u32 = 256;
+const GRPC_STREAMS: u32 = 1024;
 
 /// Connections of V1e. A debug build reads so many heads for seconds on a busy machine: longer than
 /// a probe waits.
@@ -113,7 +113,7 @@ async fn v1d_half_bodies_on_port_in_http_1_hold_little_and_refuse_no_call() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v1e_calls_without_messages_take_no_tasks() {
-    let attack = format!("{CLIENTS} × 255 calls without messages");
+    let attack = format!("{CLIENTS} × 1023 calls without messages");
     without_messages(Plan::new("V1e", &attack)).await;
 }
 
@@ -137,8 +137,8 @@ async fn without_messages(plan: Plan<'_>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn v1f_half_open_calls_count_while_their_clients_go_on() {
     let scene =
-        Scene::start(Plan::new("V1f", "40 × 200 half-open calls, and frames without end")).await;
-    let halves: Vec<u8> = streams(200)
+        Scene::start(Plan::new("V1f", "40 × 1000 half-open calls, and frames without end")).await;
+    let halves: Vec<u8> = streams(1000)
         .flat_map(|stream| frame(HEADERS, END_HEADERS, stream, &grpc_block()))
         .collect();
     let attacked = scene.attack(async |foes, _| {

@@ -30,8 +30,8 @@ pub const RATE: u32 = 200;
 /// passes.
 pub const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// Maximum number of calls under way: as Envoy does, the neighbour respects the server's limit of
-/// streams, which is 256. A call that is held back counts as waiting.
+/// Maximum number of calls under way: an Envoy that is configured with `max_concurrent_streams: 256`
+/// opens another connection then. A call that is held back counts as waiting.
 const UNDER_WAY_MAX: usize = 250;
 
 /// [`ANSWER_MAX`] as `grpc-timeout`. A request waits for Redis for as long as this allows, and for

@@ -22,7 +22,7 @@ const NO_WINDOW: [(u16, u32); 1] = [(INITIAL_WINDOW_SIZE, 0)];
 const STAY: Duration = Duration::from_secs(60);
 
 /// Maximum number of streams used up at the beginning of each connection.
-const STREAMS: u32 = 255;
+const STREAMS: u32 = 1023;
 
 /// A GET without a body, in HTTP/2.
 fn get(stream: u32, path: &str) -> Vec<u8> {
@@ -83,7 +83,7 @@ async fn v4a_unread_pages_of_metrics_are_bounded() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v4b_unread_answers_to_calls_are_bounded() {
-    let scene = Scene::start(Plan::new("V4b", "40 × 255 calls whose answers are not read")).await;
+    let scene = Scene::start(Plan::new("V4b", "40 × 1023 calls whose answers are not read")).await;
     let one = |nth| call(2 * nth + 1, &message("plenty", "unread"));
     let all: Vec<u8> = (0..STREAMS).flat_map(one).collect();
     leave_unread(scene, 40, |foes, _| foes.grpc, &all).await.row.end();
@@ -107,7 +107,7 @@ async fn v4e_unread_answers_of_many_statuses_are_bounded() {
         let head = frame(HEADERS, END_HEADERS, 2 * nth + 1, &block);
         [head, frame(DATA, END_STREAM, 2 * nth + 1, json.as_bytes())].concat()
     };
-    let grpc: Vec<u8> = (0..200).flat_map(over_grpc).collect();
+    let grpc: Vec<u8> = (0..STREAMS).flat_map(over_grpc).collect();
     // The windows of a connection have room for this many.
     let http: Vec<u8> = (0..6).flat_map(over_json).collect();
     let attack = scene.attack(async |foes, _| {
@@ -126,7 +126,7 @@ async fn v4e_unread_answers_of_many_statuses_are_bounded() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v4c_unread_health_watches_are_bounded() {
-    let scene = Scene::start(Plan::new("V4c", "40 × 255 health Watch without a reader")).await;
+    let scene = Scene::start(Plan::new("V4c", "40 × 1023 health Watch without a reader")).await;
     let watch = |nth: u32| {
         let head = frame(HEADERS, END_HEADERS, 2 * nth + 1, &block("/grpc.health.v1.Health/Watch"));
         [head, frame(DATA, END_STREAM, 2 * nth + 1, &framed(&[]))].concat()
@@ -197,7 +197,7 @@ async fn hears(debug: SocketAddr) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn v6_references_to_headers_cost_what_they_weigh() {
     let path = "/grpc.health.v1.Health/Check";
-    refer("V6", "20 × 255 half-open calls of 470 references", path, |foes, _| foes.grpc).await;
+    refer("V6", "20 × 1023 half-open calls of 470 references", path, |foes, _| foes.grpc).await;
 }
 
 /// The same on the HTTP ports.

@@ -5,6 +5,7 @@ mod cardinality;
 mod conformance;
 mod flood;
 mod frames;
+mod fresh;
 mod grpc;
 mod gzip;
 mod h2spec;
@@ -31,6 +32,8 @@ descriptors:
     rate_limit: {unit: year, requests_per_unit: 3}
   - key: plenty
     rate_limit: {unit: year, requests_per_unit: 4294967295}
+  - key: paced
+    rate_limit: {unit: second, requests_per_unit: 2000, algorithm: leaky_bucket, max_delay: 10s}
 ";
 
 /// A pod on the embedded store.

@@ -33,14 +33,17 @@ const CLOSE_GRACE: Duration = Duration::from_secs(2);
 /// Seconds without an answer after which a connection is asked to go away.
 const IDLE_MAX: u32 = 600;
 
-/// Number of incomplete requests of one HTTP listener, above which connections that have many of
-/// them are closed. Each takes some 3 KiB, and as much again as a task.
-const UNFINISHED_MAX: usize = 384;
+/// Maximum numbers of streams of one HTTP listener that wait for their clients. An incomplete request
+/// takes some 3 KiB, and as much again as a task, and an answer that is not read some KiB. A client
+/// that reads its answers has none, or one that is split in two.
+const HTTP_PENDING_MAX: PendingMax = PendingMax { idle: 384, unfinished: 4 * 384, unread: 320 };
 
-/// Like [`UNFINISHED_MAX`], for gRPC: a call gets a task only once part of its message has arrived,
-/// or after a second. An Envoy has none, or one that is split in two; an HTTP/2 library under load
-/// sends the headers of up to 256 calls before their messages.
-const UNFINISHED_CALLS_MAX: usize = 2 * UNFINISHED_MAX;
+/// The same for gRPC, where an Envoy that does not read for a moment has up to 1024 answers. Four new
+/// connections of an Envoy may each have 1024 calls whose messages find no room in the window that
+/// HTTP/2 begins with, until the Envoy has read of a larger one. A call without its message takes 3.3
+/// KiB, and an unread answer 2.8 KiB: together at most 17 MiB.
+const CALLS_PENDING_MAX: PendingMax =
+    PendingMax { idle: 4096, unfinished: 4096, unread: 1024 + 256 };
 
 /// Maximum number of requests of one listener that are handed on incomplete. Each connection may
 /// have the second number of them even when the listener has reached the first. Each takes some 12
@@ -149,12 +152,12 @@ pub struct RequestInUse {
 impl OpenConnections {
     /// Creates a pool of at most `max` HTTP connections, and never more than [`CONNECTIONS_MAX`].
     pub fn new(max: usize) -> Self {
-        Self::with_unfinished_max(max, UNFINISHED_MAX)
+        Self::with_pending_max(max, HTTP_PENDING_MAX)
     }
 
     /// Like [`OpenConnections::new`], for gRPC.
     pub fn for_calls(max: usize) -> Self {
-        Self::with_unfinished_max(max, UNFINISHED_CALLS_MAX)
+        Self::with_pending_max(max, CALLS_PENDING_MAX)
     }
 
     /// Like [`OpenConnections::new`], for clients who have to be known before they may keep a
@@ -168,14 +171,14 @@ impl OpenConnections {
         Self::used_by(
             UseBy::Requests,
             idle_max,
-            Pool { of_peer_max, ..Pool::new(max, UNFINISHED_MAX) },
+            Pool { of_peer_max, ..Pool::new(max, HTTP_PENDING_MAX) },
         )
     }
 
     /// The same for clients that the server cannot authenticate. The peer that has the most
     /// connections without a request in use loses one first, also if it made requests on them.
     pub fn for_any_clients(max: usize, idle_max: Duration) -> Self {
-        Self::used_by(UseBy::AnyRequests, idle_max, Pool::new(max, UNFINISHED_MAX))
+        Self::used_by(UseBy::AnyRequests, idle_max, Pool::new(max, HTTP_PENDING_MAX))
     }
 
     fn used_by(use_by: UseBy, idle_max: Duration, pool: Pool) -> Self {
@@ -183,8 +186,8 @@ impl OpenConnections {
         Self(Arc::new(Pool { use_by, idle_max, ..pool }))
     }
 
-    fn with_unfinished_max(max: usize, unfinished_max: usize) -> Self {
-        Self(Arc::new(Pool::new(max.min(CONNECTIONS_MAX), unfinished_max)))
+    fn with_pending_max(max: usize, pending_max: PendingMax) -> Self {
+        Self(Arc::new(Pool::new(max.min(CONNECTIONS_MAX), pending_max)))
     }
 
     /// Number of open connections.
@@ -301,7 +304,7 @@ impl OpenConnections {
 }
 
 impl Pool {
-    fn new(max: usize, unfinished_max: usize) -> Self {
+    fn new(max: usize, pending_max: PendingMax) -> Self {
         Self {
             max: max.max(1),
             members: Mutex::default(),
@@ -309,7 +312,7 @@ impl Pool {
             refused: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             violations: AtomicU64::new(0),
-            waiting: PendingTotals::new(unfinished_max),
+            waiting: PendingTotals::new(pending_max),
             incomplete: AtomicUsize::new(0),
             endless: AtomicUsize::new(0),
             unanswered: AtomicUsize::new(0),
@@ -820,15 +823,18 @@ impl Peer {
 
 // The streams that wait, over all connections of a listener: they hold memory meanwhile.
 
-/// Number of answers begun and not read by their clients, over all connections, above which
-/// connections that have many of them are closed. Each takes some KiB. An Envoy that reads its
-/// answers has none, or one that is split in two; one that does not read for a moment has up to
-/// 256.
-const UNREAD_MAX: usize = 320;
-
-/// Of the incomplete requests whose rest may still have to be read, so many times as many as of
-/// those whose client has sent nothing more: they last for a few turns.
-const ARRIVING_FACTOR: usize = 4;
+/// Maximum numbers of the streams of a listener that wait for their clients, above which connections
+/// that have many of them are closed.
+#[derive(Debug, Clone, Copy)]
+struct PendingMax {
+    /// Incomplete requests while there is nothing to be read of their connections.
+    idle: usize,
+    /// All incomplete requests. The rest of those beyond `idle` may have been sent already: they last
+    /// for a few turns.
+    unfinished: usize,
+    /// Answers that have begun and are not read.
+    unread: usize,
+}
 
 /// Streams of one connection that wait for its client.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -844,8 +850,8 @@ pub(super) struct PendingStreams {
 /// The streams that wait, over all connections.
 #[derive(Debug)]
 struct PendingTotals {
+    idle: Total,
     unfinished: Total,
-    arriving: Total,
     unread: Total,
 }
 
@@ -858,20 +864,21 @@ struct Total {
 // === impl PendingTotals ===
 
 impl PendingTotals {
-    fn new(unfinished_max: usize) -> Self {
+    fn new(max: PendingMax) -> Self {
         Self {
-            unfinished: Total::new(unfinished_max),
-            arriving: Total::new(ARRIVING_FACTOR * unfinished_max),
-            unread: Total::new(UNREAD_MAX),
+            idle: Total::new(max.idle),
+            unfinished: Total::new(max.unfinished),
+            unread: Total::new(max.unread),
         }
     }
 
     /// Replaces the count of a connection, `before`, with `now`. Returns false if `now` is too many
     /// while all connections together have too many.
     fn replace(&self, before: PendingStreams, now: PendingStreams) -> bool {
+        let unfinished = |of: PendingStreams| of.unfinished + of.arriving;
         let are_few = [
-            self.unfinished.replace(before.unfinished, now.unfinished),
-            self.arriving.replace(before.arriving, now.arriving),
+            self.idle.replace(before.unfinished, now.unfinished),
+            self.unfinished.replace(unfinished(before), unfinished(now)),
             self.unread.replace(before.unread, now.unread),
         ];
         are_few == [true; 3]
@@ -880,9 +887,10 @@ impl PendingTotals {
     #[cfg(test)]
     fn count(&self) -> PendingStreams {
         let count = |total: &Total| total.count.load(Ordering::Relaxed);
+        let idle = count(&self.idle);
         PendingStreams {
-            unfinished: count(&self.unfinished),
-            arriving: count(&self.arriving),
+            unfinished: idle,
+            arriving: count(&self.unfinished) - idle,
             unread: count(&self.unread),
         }
     }

@@ -248,7 +248,7 @@ impl Sender {
     }
 }
 
-/// Each call may send a MiB, and each connection may have 256 calls: the memory of all is bounded.
+/// Each call may send a MiB, and each connection may have 1024 calls: the memory of all is bounded.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_that_never_end_take_no_more_room_than_there_is_for_them() {
     const CALLS: u32 = 200;

@@ -28,7 +28,7 @@ const SOON: Duration = Duration::from_secs(60);
 const CONNECTIONS: usize = 40;
 
 /// Maximum number of streams of a connection.
-const STREAMS: u32 = 255;
+const STREAMS: u32 = 1023;
 
 /// Opens connections whose window has no room for answers, and sends `bytes` on each.
 async fn deaf(server: SocketAddr, connections: usize, bytes: &[u8]) -> Vec<Raw> {
@@ -217,15 +217,15 @@ async fn a_client_whose_calls_all_end_by_a_reset_is_not_cut_off_at_the_rate_of_a
     let (pod, _rules) = pod().await;
     let mut raw = Raw::open(pod.grpc, &[]).await;
     let neighbour = Connection::open(pod.grpc).await;
-    // 256 at once, every 20 ms: the load of an Envoy with that timeout during a stall.
-    for round in 0..100_u32 {
-        let streams: Vec<_> = (0..256).map(|n| 2 * (256 * round + n) + 1).collect();
+    // As many as a connection may have, and as many a second as a worker of Envoy makes.
+    for round in 0..25_u32 {
+        let streams: Vec<_> = (0..1024).map(|n| 2 * (1024 * round + n) + 1).collect();
         let begun: Vec<_> = streams
             .iter()
             .flat_map(|&stream| frame(HEADERS, END_HEADERS, stream, &block(SHOULD_RATE_LIMIT)))
             .collect();
         raw.send(&begun).await;
-        tokio::time::sleep(Duration::from_millis(20)).await; // the timeout
+        tokio::time::sleep(Duration::from_millis(80)).await; // the timeout
         let resets: Vec<_> =
             streams.iter().flat_map(|&it| frame(RST_STREAM, 0, it, &[0, 0, 0, 8])).collect();
         raw.send(&[resets, frame(PING, 0, 0, &[7; 8])].concat()).await;

@@ -215,9 +215,9 @@ fn pending_streams_are_bounded_over_all_connections_and_each_may_have_a_few() {
     let arriving = |arriving| PendingStreams { arriving, ..none };
     let unread = |unread| PendingStreams { unread, ..none };
     let kinds: [(&dyn Fn(usize) -> PendingStreams, usize); 3] = [
-        (&unfinished, UNFINISHED_MAX),
-        (&arriving, ARRIVING_FACTOR * UNFINISHED_MAX),
-        (&unread, UNREAD_MAX),
+        (&unfinished, HTTP_PENDING_MAX.idle),
+        (&arriving, HTTP_PENDING_MAX.unfinished),
+        (&unread, HTTP_PENDING_MAX.unread),
     ];
     for (waiting, max) in kinds {
         let open = OpenConnections::default();
@@ -235,6 +235,16 @@ fn pending_streams_are_bounded_over_all_connections_and_each_may_have_a_few() {
         drop(guards);
         assert_eq!(open.0.waiting.count(), PendingStreams::default());
     }
+}
+
+/// Before they have read of a larger window.
+#[test]
+fn four_new_connections_may_have_calls_whose_messages_have_no_room() {
+    let open = OpenConnections::for_calls(CONNECTIONS_MAX);
+    let mut guards: Vec<_> = (0..5).map(|_| open.admit(None).unwrap()).collect();
+    let calls = |of| PendingStreams { unfinished: of, ..PendingStreams::default() };
+    let are_kept: Vec<_> = guards.iter_mut().map(|it| it.note_pending(calls(1023))).collect();
+    assert_eq!(are_kept, [true, true, true, true, false]);
 }
 
 #[test]

@@ -37,9 +37,10 @@ use ratelease_listener::{ConnectionHandle, PREFACE};
 use ratelease_listener::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 
 /// Maximum number of concurrent calls on one connection, and so of its tasks that wait for leases
-/// or the CPU. An Envoy opens a connection for each of its workers, and another when one has no
-/// stream left. If each call waits 5 ms for a lease, this many are 51 000 calls a second.
-const STREAMS_MAX: u32 = 256;
+/// or the CPU: as many as an Envoy opens on a new connection before it has read our SETTINGS. It takes
+/// a refused call for an error, and repeats none. An Envoy opens a connection for each of its workers,
+/// and another when one has no stream left.
+const STREAMS_MAX: u32 = 1024;
 
 /// A call without a message gets a task after this time, at the next event of its connection: there
 /// is one each second.
