@@ -364,10 +364,9 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, responses: &Res
     let options = Options {
         wait_min: leases.max_wait,
         wait_max: leases.wait_limit,
-        start_grace: ratelease_engine::limiter::START_GRACE, // start_grace
+        start_grace: leases.start_grace.unwrap_or(Duration::MAX),
         pods_expected: leases.pods_expected,
         buffer_bytes_max: leases.buffer_bytes_max,
-        // start_grace: leases.start_grace.unwrap_or(Duration::MAX),
         // Drawn from the system's randomness, like every hash map's seed.
         pod: RandomState::new().hash_one(()),
         hasher: leases.hasher(),
