@@ -36,6 +36,9 @@ mod headers;
 /// One pod and two: as many requests pass as the limit allows.
 #[path = "envoy/limits.rs"]
 mod limits;
+/// The access log: each request, however it ended, and none lost.
+#[path = "envoy/logs.rs"]
+mod logs;
 /// Rules that change under load.
 #[path = "envoy/reload.rs"]
 mod reload;

@@ -156,6 +156,9 @@ pub(super) async fn serve<I>(
         }
     };
     calls.context.note_closed(by);
+    drop(connection);
+    // They read what had arrived before the end, and then find it.
+    while calls.logs.join_next().await.is_some() {}
 }
 
 /// What happens to a connection besides its calls.

@@ -26,6 +26,8 @@ pub(crate) struct EnvoyOptions {
     pub(crate) rate_limits: Value,
     /// Additional fields of the filter's configuration, which override those above.
     pub(crate) filter: Value,
+    /// Additional fields of the connection manager of requests, such as `access_log`.
+    pub(crate) manager: Value,
     /// Filters that a request passes before the rate limit filter, see [`filter`].
     pub(crate) filters: Vec<Value>,
     /// Worker threads; each has connections of its own to the pods.
@@ -60,6 +62,7 @@ impl EnvoyOptions {
                 {"actions": [{"generic_key": {"descriptor_value": "all"}}]},
             ]),
             filter: json!({}),
+            manager: json!({}),
             filters: Vec::new(),
             concurrency: 2,
             tls: None,
@@ -94,11 +97,17 @@ impl EnvoyOptions {
         let pods = self.ratelease.iter().map(|&pod| socket(pod));
         let pods: Vec<_> =
             pods.chain(self.pipes.iter().map(|path| pipe(path))).map(endpoint).collect();
+        let mut requests = listener("ingress", socket(ANY_PORT), &filters, ingress);
+        let manager = &mut requests["filter_chains"][0]["filters"][0]["typed_config"];
+        if let (Some(manager), Some(more)) = (manager.as_object_mut(), self.manager.as_object()) {
+            manager.extend(more.clone());
+        }
         json!({
+            "node": {"id": "envoy-of-a-test", "cluster": "tests"}, // for access logs
             "admin": {"address": socket(ANY_PORT)},
             "static_resources": {
                 "listeners": [
-                    listener("ingress", socket(ANY_PORT), &filters, ingress),
+                    requests,
                     listener("upstream", upstream.clone(), &[router()], ok),
                 ],
                 "clusters": [

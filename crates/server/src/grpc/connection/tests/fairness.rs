@@ -98,10 +98,15 @@ pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
 
 /// The headers of a call: fields of HPACK's static table, and literals that it does not keep.
 pub(super) fn headers(stream: u32) -> Vec<u8> {
+    headers_for(stream, SHOULD_RATE_LIMIT)
+}
+
+/// The same for this path.
+pub(super) fn headers_for(stream: u32, path: &str) -> Vec<u8> {
     let field = |name: &[u8], value: &str| {
         [name, &[u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
     };
-    let path = field(&[0x04], SHOULD_RATE_LIMIT);
+    let path = field(&[0x04], path);
     let authority = field(&[0x01], "test");
     let content_type = field(&[0x0f, 0x10], "application/grpc");
     let block = [&[0x83, 0x86][..], &path, &authority, &content_type].concat();

@@ -10,6 +10,10 @@ use pb::stream_access_logs_message::{HttpAccessLogEntries, Identifier, LogEntrie
 use prost::Message;
 use tokio::task::JoinHandle;
 
+use super::fairness::{
+    CANCEL, DATA, END_STREAM, HEADERS, RST_STREAM, beginning, frame, headers_for,
+};
+use super::resets::{ACK, PING};
 use super::turns::rules;
 use super::*;
 use crate::metrics::counter::Counter;
@@ -226,6 +230,44 @@ async fn a_log_is_read_on_after_its_answer_until_its_client_ends_it() {
         let ended = timeout(Duration::from_millis(500), envoy.driver).await;
         ended.expect("the connection ends with its last stream").unwrap().unwrap();
     }
+}
+
+/// As an Envoy does that has read the answer: the connection has no stream left then.
+#[tokio::test]
+async fn entries_that_come_with_the_end_of_the_connection_are_read() {
+    let context = context_of(rules(), None);
+    let service = context.service.clone();
+    let (near, mut far) = duplex(1 << 20);
+    let (end, ended) = watch::channel(false);
+    let serving =
+        tokio::spawn(serve(ratelease_listener::Connection::standalone(near), context, ended));
+    let opened = [headers_for(1, PATH.trim_start_matches("http://test")), {
+        frame(DATA, 0, 1, &identifier("ratelease"))
+    }];
+    far.write_all(&[beginning(), opened.concat()].concat()).await.unwrap();
+    while !service.counts().contains(&(Counter::LogStreams, 1)) {
+        yield_now().await;
+    }
+    end.send_replace(true);
+    // Until it is answered, and asked whether it has heard.
+    let (mut is_answered, mut is_asked) = (false, false);
+    while !(is_answered && is_asked) {
+        let mut head = [0; 9];
+        far.read_exact(&mut head).await.unwrap();
+        let [l0, l1, l2, kind, flags, ..] = head;
+        let mut payload = vec![0; u32::from_be_bytes([0, l0, l1, l2]) as usize];
+        far.read_exact(&mut payload).await.unwrap();
+        is_answered |= kind == HEADERS && flags & END_STREAM != 0;
+        if kind == PING {
+            far.write_all(&frame(PING, ACK, 0, &payload)).await.unwrap();
+            is_asked = true;
+        }
+    }
+    let last = [frame(DATA, 0, 1, &ends(&["a", "b"])), frame(RST_STREAM, 0, 1, &CANCEL)];
+    far.write_all(&last.concat()).await.unwrap();
+    serving.await.unwrap();
+    let counts = service.counts();
+    assert!(counts.contains(&(Counter::LogEndsUnknown, 2)), "{counts:?}");
 }
 
 #[tokio::test(start_paused = true)]

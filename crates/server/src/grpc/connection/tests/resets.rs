@@ -28,8 +28,8 @@ descriptors:
 ";
 
 /// A kind of frame (RFC 9113 §6), and the flag of those that acknowledge.
-const PING: u8 = 6;
-const ACK: u8 = 1;
+pub(super) const PING: u8 = 6;
+pub(super) const ACK: u8 = 1;
 
 /// An embedded store that answers an ask for each permit that it is given.
 struct Paced(MemoryStore, Semaphore);
