@@ -29,7 +29,7 @@ async fn an_override_takes_the_place_of_the_rule(world: World) {
         Case(
             "two limits of one count in one request",
             "(nowhere,$)@0/DAY; (nowhere,$)@10/DAY",
-            "OVER: OVER 0/0 DAY; OK 8/10 DAY",
+            "OVER: OVER 0/0 DAY; OK 9/10 DAY",
         ),
     ];
     pod.check("test-domain", &rows).await;

@@ -53,9 +53,9 @@ async fn a_reply_that_the_script_cannot_give_ends_the_connection() {
         "_\r\n",
         "$-1\r\n",
         "*0\r\n",
-        "*5\r\n:5\r\n:5\r\n:5\r\n$1\r\nx\r\n:0\r\n",
-        "*5\r\n:-5\r\n:0\r\n:0\r\n:0\r\n:0\r\n",
-        "*5\r\n:5\r\n:9223372036854775807\r\n:1\r\n:5\r\n:0\r\n",
+        "*7\r\n:5\r\n:5\r\n:5\r\n$1\r\nx\r\n:0\r\n:0\r\n:0\r\n",
+        "*7\r\n:-5\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n",
+        "*7\r\n:5\r\n:9223372036854775807\r\n:1\r\n:5\r\n:0\r\n:0\r\n:0\r\n",
         "*1\r\n*1\r\n*1\r\n:1\r\n",
         // More tokens than were asked for.
         &seen,

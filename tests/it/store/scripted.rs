@@ -127,5 +127,5 @@ async fn read_number(client: &mut BufReader<TcpStream>, mark: char) -> Option<us
 pub(super) fn grant_of(tokens: u64) -> String {
     let window = 56;
     let now_us = window * Unit::Year.seconds() * 1_000_000;
-    format!("*5\r\n:{tokens}\r\n:{now_us}\r\n:{window}\r\n:{tokens}\r\n:0\r\n")
+    format!("*7\r\n:{tokens}\r\n:{now_us}\r\n:{window}\r\n:{tokens}\r\n:0\r\n:0\r\n:0\r\n")
 }
