@@ -131,8 +131,9 @@ async fn rules_of_a_filters_configuration_are_in_force_with_it_beside_those_of_f
     envoy.until("changed", async || changing.count("listener_modified").await == 1).await;
     let shown = envoy.admin("/ratelease/rlconfig").await;
     assert!(shown.contains("requests_per_unit=4"), "in force before the listener: {shown}");
-    let status = async || envoy.get("/a", &[]).await.status;
-    assert_eq!((status().await, status().await), (200, 429), "two were spent, and one was denied");
+    for status in [200, 200, 429] {
+        assert_eq!(envoy.get("/a", &[]).await.status, status, "two of four were spent");
+    }
 
     for (rejected, (domain, fault)) in
         (1..).zip([("brought", "expected the filter's own domain"), ("filed", "a file has rules")])
