@@ -24,6 +24,9 @@ mod burst;
 /// `scripts/demo --control`.
 #[path = "envoy/demo.rs"]
 mod demo;
+/// Clients that leave while their requests start.
+#[path = "envoy/departed.rs"]
+mod departed;
 /// A pod that ends under load.
 #[path = "envoy/ending.rs"]
 mod ending;

@@ -20,10 +20,10 @@ const SOON: Duration = Duration::from_secs(30);
 
 const MIB: u64 = 1 << 20;
 
-const TYPE: &str = "type.googleapis.com/envoy.extensions";
+pub(crate) const TYPE: &str = "type.googleapis.com/envoy.extensions";
 
 /// An Envoy that gives each request an id, and logs it.
-fn logging(options: EnvoyOptions, flush: &str) -> EnvoyOptions {
+pub(crate) fn logging(options: EnvoyOptions, flush: &str) -> EnvoyOptions {
     let id = json!({
         "object_key": "ratelease.id",
         "factory_key": "envoy.string",

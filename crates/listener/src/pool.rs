@@ -38,12 +38,11 @@ const IDLE_MAX: u32 = 600;
 /// that reads its answers has none, or one that is split in two.
 const HTTP_PENDING_MAX: PendingMax = PendingMax { idle: 384, unfinished: 4 * 384, unread: 320 };
 
-/// The same for gRPC, where an Envoy that does not read for a moment has up to 1024 answers. Four new
-/// connections of an Envoy may each have 1024 calls whose messages find no room in the window that
-/// HTTP/2 begins with, until the Envoy has read of a larger one. A call without its message takes 3.3
-/// KiB, and an unread answer 2.8 KiB: together at most 17 MiB.
-const CALLS_PENDING_MAX: PendingMax =
-    PendingMax { idle: 4096, unfinished: 4096, unread: 1024 + 256 };
+/// The same for gRPC. Four new connections of an Envoy may each have 1024 calls whose messages find no
+/// room in the window that HTTP/2 begins with, until the Envoy has read of a larger one. Of as many
+/// answers at once most fit into the window of a client. A call without its message takes 3.3 KiB, and
+/// an answer that is not read 2.8 KiB, or 10 KiB if it has 200 statuses.
+const CALLS_PENDING_MAX: PendingMax = PendingMax { idle: 4096, unfinished: 4096, unread: 1024 };
 
 /// Maximum number of requests of one listener that are handed on incomplete. Each connection may
 /// have the second number of them even when the listener has reached the first. Each takes some 12
