@@ -1,5 +1,6 @@
 //! The fuzz targets; each can run alone, such as `cargo test --test fuzz targets::json`.
 
+mod access_log;
 mod actions;
 mod envoy;
 mod json;

@@ -534,12 +534,17 @@ impl Entry {
     /// with the hits of a call.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative")]
     pub fn cost(&self) -> Option<u64> {
-        if self.attempts == 0 {
+        if self.is_unsent() {
             return Some(0);
         }
         let text = std::str::from_utf8(self.hits.as_bytes()).ok().filter(|_| !self.hits.is_cut());
         let hits = text?.parse::<f64>().ok().filter(|hits| *hits >= 0.0)?;
         Some(hits as u64).filter(|hits| *hits <= AMOUNT_MAX)
+    }
+
+    /// Whether the request was not sent upstream.
+    pub fn is_unsent(&self) -> bool {
+        self.attempts == 0
     }
 
     /// What it reports. An Envoy that knows no types sends the ends of requests alone.
