@@ -263,7 +263,7 @@ impl Present {
             return Some(Cause::OwnerGone);
         }
         let is_silent = start.silence.is_some_and(|Silence { sign_due, over }| {
-            over <= now && heard.is_none_or(|heard| *heard >= sign_due)
+            over <= now && heard.is_some_and(|heard| *heard >= sign_due)
         });
         is_silent.then_some(Cause::Silent)
     }

@@ -207,7 +207,7 @@ impl Starts {
     }
 
     /// Notes that `start` has its verdict. If its end came meanwhile, it is removed, and returned
-    /// with how it ended.
+    /// with how it ended; one that holds nothing is removed too.
     pub fn conclude(&self, start: StartId, now: Time) -> Option<(Held, End)> {
         self.part(start.request).lock().conclude(start, now)
     }
@@ -216,6 +216,11 @@ impl Starts {
     /// `None` if it has ended.
     pub fn forget(&self, start: StartId) -> Option<(Held, Option<End>)> {
         self.part(start.request).lock().forget(start)
+    }
+
+    /// Whether `start` is in the table.
+    pub fn is_open(&self, start: StartId) -> bool {
+        self.part(start.request).lock().find(start).is_some()
     }
 
     /// Notes that `other` is a start of the same call as `start`, under another id.
@@ -496,7 +501,8 @@ impl Part {
     fn end(&mut self, id: RequestId, end: End, now: Time) -> Option<(Owner, Held)> {
         let own = self.end_oldest(id, end, false);
         let aside = self.end_oldest(id, end, true);
-        let Some((owner, mut held)) = own else {
+        // A candidate's start may be the only one: the rules in force may hold nothing.
+        let Some((owner, mut held)) = own.or_else(|| Some((aside.as_ref()?.0, Held::new()))) else {
             *self.ends.note(id, now) = Some(end);
             return None;
         };

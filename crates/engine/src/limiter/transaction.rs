@@ -246,7 +246,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
             };
             match ended {
                 Some((held, end)) => self.shared.end_holds(&held, end, now),
-                None if passes => {
+                None if passes && self.shared.starts.is_open(start) => {
                     let (first, last) = open.unwrap_or((start, start));
                     self.shared.starts.link(last, start);
                     open = Some((first, start));

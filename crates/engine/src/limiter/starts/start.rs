@@ -16,6 +16,10 @@ use crate::time::Time;
 /// A start is taken for ended once so many signs of life have not come in a row.
 const SIGNS_MISSED: u32 = 3;
 
+/// The shortest interval that is assumed: that of the recipes. The first sign may come soon after a
+/// start whose request was long in arriving.
+const SIGN_INTERVAL_MIN: Duration = Duration::from_secs(10);
+
 /// Added to that time, so that a log that is sent late is no silence.
 const SIGN_LATE: Duration = Duration::from_secs(1);
 
@@ -135,10 +139,12 @@ impl Start {
         self.held.iter().map(|(_, hold)| hold.lasts).max().unwrap_or_default()
     }
 
-    /// Notes a sign of life, which `node` has logged.
+    /// Notes a sign of life, which `node` has logged. The longest interval counts: signs that come
+    /// together, after a stall of this process, say nothing of those to come.
     pub(super) fn note_sign(&mut self, node: Node, now: Time) {
-        let interval = now.since(self.seen).as_millis().max(1);
-        self.interval_ms = u32::try_from(interval).unwrap_or(u32::MAX);
+        let interval = now.since(self.seen).max(SIGN_INTERVAL_MIN).as_millis();
+        let interval = u32::try_from(interval).unwrap_or(u32::MAX);
+        self.interval_ms = self.interval_ms.max(interval);
         (self.node, self.seen) = (Some(node), now);
     }
 

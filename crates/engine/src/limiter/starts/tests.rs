@@ -303,6 +303,33 @@ fn an_entry_of_the_log_ends_all_that_its_request_holds() {
 }
 
 #[test]
+fn an_entry_of_the_log_ends_a_start_of_a_candidate_alone() {
+    let starts = Starts::default();
+    let Begun::Open(aside) = try_begin(&starts, id(1), &slot(), true, NOW) else { panic!() };
+    starts.hold(aside, id(1).descriptor, slot());
+    starts.conclude(aside, NOW);
+    let (_, held) = starts.end(id(1).request, End::Unknown, NOW).expect("it is open");
+    assert_eq!(held.len(), 1);
+}
+
+#[test]
+fn signs_that_come_together_shorten_no_interval() {
+    let starts = Starts::default();
+    take(&starts, id(1), slot(), at(0));
+    for seconds in [1, 20, 21] {
+        starts.note_sign(id(1).request, Node::default(), at(seconds));
+    }
+    let mut silence = None;
+    for part in starts.parts() {
+        starts.expire(part, at(21), |start| {
+            silence = start.silence;
+            None
+        });
+    }
+    assert_eq!(silence, Some(Silence { sign_due: at(21 + 38), over: at(21 + 57 + 1) }));
+}
+
+#[test]
 fn a_reset_drops_slots_and_what_other_holds_would_give_back() {
     let starts = Starts::default();
     take(&starts, id(1), slot(), NOW);
