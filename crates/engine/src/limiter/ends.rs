@@ -201,7 +201,11 @@ impl Shared {
         }
         let hasher = &self.options.hasher;
         let is_open = |id: &HoldId| self.starts.has(*id);
-        let ids = (0..before.len()).filter_map(|at| hasher.hold_id(request.domain, before, at));
+        // All entries are hashed only for a value that is the id of an open request.
+        let names_request =
+            |at: &usize| self.starts.has_request(hasher.request_id(before[*at].value));
+        let levels = (0..before.len()).filter(names_request);
+        let ids = levels.filter_map(|at| hasher.hold_id(request.domain, before, at));
         ids.into_iter().find(is_open)
     }
 

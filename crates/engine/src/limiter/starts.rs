@@ -261,6 +261,11 @@ impl Starts {
         self.part(id.request).lock().settle(id, remembers, now)
     }
 
+    /// Whether the request of this `id` has open starts.
+    pub fn has_request(&self, id: RequestId) -> bool {
+        self.part(id).lock().requests.contains_key(&id)
+    }
+
     /// Whether the request of this `id` has an open start that holds something for the descriptor, or is
     /// about to.
     pub fn has(&self, id: HoldId) -> bool {
