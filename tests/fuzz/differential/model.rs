@@ -20,6 +20,8 @@ pub(crate) struct Model {
     counts: RefCell<HashMap<Counter, u64>>,
     /// The counts that the last call changed, and their previous values, by descriptor.
     marked: RefCell<Vec<(usize, Counter, u64)>>,
+    /// Counts of which a charge was denied.
+    denied: RefCell<HashSet<Counter>>,
 }
 
 /// The rule that applies to one descriptor.
@@ -55,7 +57,12 @@ struct Charge {
 
 impl Model {
     pub(crate) fn new(world: World) -> Self {
-        Self { world, counts: RefCell::default(), marked: RefCell::default() }
+        Self {
+            world,
+            counts: RefCell::default(),
+            marked: RefCell::default(),
+            denied: RefCell::default(),
+        }
     }
 
     /// Decides `call` at `now`, in seconds since the Unix epoch.
@@ -70,7 +77,9 @@ impl Model {
                     let hits = asked.hits.unwrap_or(u64::from(call.hits.max(1)));
                     let earlier = charges.iter().flatten().filter(|it| it.counter == *counter);
                     let before = self.count(counter) + earlier.map(|it| it.hits).sum::<u64>();
-                    let over = before + hits > u64::from(*requests);
+                    let is_marked =
+                        before >= u64::from(*requests) && self.denied.borrow().contains(counter);
+                    let over = before + hits + u64::from(is_marked) > u64::from(*requests);
                     let (counter, requests) = (counter.clone(), *requests);
                     let reported = self.count(&counter);
                     Some(Charge { counter, requests, hits, over, reported })
@@ -161,7 +170,8 @@ impl Model {
             if charge.over && charge.hits > 0 {
                 // Differs: "denied hits go on being counted | a key is overdrawn by one at most".
                 marked.push((at, charge.counter.clone(), *count));
-                *count = (*count).max(u64::from(charge.requests) + 1);
+                *count = (*count).max(u64::from(charge.requests));
+                self.denied.borrow_mut().insert(charge.counter.clone());
             } else if passes && !charge.over {
                 // Differs: "a request that one rule denies still charges its other rules | the
                 // others are not charged, and their statuses show what they had".
