@@ -79,7 +79,7 @@ async fn clients_that_leave_at_any_moment_keep_no_slot() {
     );
     // All slots at once: the log tells of each end some 20 ms late.
     let statuses = join_all((0..SLOTS).map(async |_| envoy.get("/", &[]).await.status)).await;
-    assert_eq!(statuses, [200; SLOTS as usize]);
+    assert!(statuses.iter().all(|status| *status == 200), "{statuses:?}");
     pod.process.until("free of holds", SOON, freed).await;
     assert!(undone > 0 && ends > 0, "{undone} undone, {ends} ended");
     pod.is_unharmed();
