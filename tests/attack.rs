@@ -51,6 +51,9 @@ mod idle;
 /// H3b: an honest Envoy that looks like an attacker.
 #[path = "attack/impatient.rs"]
 mod impatient;
+/// V13: access logs.
+#[path = "attack/logs.rs"]
+mod logs;
 /// Some of these rows with TLS on the gRPC port.
 #[path = "attack/over_tls.rs"]
 mod over_tls;

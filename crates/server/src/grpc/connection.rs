@@ -51,9 +51,9 @@ const MESSAGE_WAIT: Duration = Duration::from_secs(1);
 /// much memory as its stream.
 const OTHERS_MAX: usize = 16;
 
-/// Maximum number of calls that tonic answers for one connection before other connections of its
-/// thread get their turn. Each takes as long as some ten plain calls.
-const TONIC_CALLS_A_TURN: usize = 32;
+/// Maximum number of calls of one connection that are not plain, such as those that tonic answers,
+/// before other connections of its thread get their turn. Each takes as long as some ten plain calls.
+const SLOW_CALLS_A_TURN: usize = 32;
 
 /// Maximum number of streams that a client resets before they are handled; above it the connection
 /// is closed (CVE-2023-44487). Envoy resets a stream whenever its timeout expires, so a stall must
@@ -237,7 +237,7 @@ impl Calls {
     ///
     /// The loop is bounded: a client that waits for its answers has no more calls than streams, the
     /// amount read before other connections get their turn is limited (`turn` of the listener), and
-    /// so is the number of calls that tonic answers.
+    /// so is the number of calls that are not plain.
     fn poll<I>(
         &mut self,
         connection: &mut Connection<CoalescingIo<I>, Bytes>,
@@ -252,9 +252,9 @@ impl Calls {
         // Whether all calls that were read are answered, as far as they can be: then the answers
         // are sent.
         let mut is_answered = false;
-        let mut tonic_calls = 0;
+        let mut slow_calls = 0;
         loop {
-            if !is_answered && tonic_calls >= TONIC_CALLS_A_TURN {
+            if !is_answered && slow_calls >= SLOW_CALLS_A_TURN {
                 // The task is woken after its thread has looked for I/O events.
                 let _ = pin!(yield_now()).poll(cx);
                 return Poll::Pending;
@@ -287,12 +287,12 @@ impl Calls {
                 ended => return Poll::Ready(self.closed_by(ended.and_then(Result::err))),
             };
             let is_last = u32::from(respond.stream_id()) == self.context.turn.newest_stream();
-            tonic_calls += usize::from(self.begin(request, respond, h2));
+            slow_calls += usize::from(self.begin(request, respond, h2));
             is_answered = is_last && self.awaiting_message.is_empty();
         }
     }
 
-    /// Begins a call that has just been accepted. Returns whether tonic answers it.
+    /// Begins a call that has just been accepted. Returns whether it is not plain.
     fn begin(
         &mut self,
         request: Request<RecvStream>,
@@ -300,14 +300,14 @@ impl Calls {
         h2: &mut Context<'_>,
     ) -> bool {
         let kind = Call::new(request, respond).read(&self.context, h2);
-        let is_for_tonic = matches!(kind, Kind::Fallback(_));
+        let is_slow = matches!(kind, Kind::Fallback(_) | Kind::AccessLog(_));
         match kind {
             Kind::Unknown(call) => {
                 self.awaiting_message.push_back(call.into_waiting(self.context.service.now()));
             }
             known => self.answer(known),
         }
-        is_for_tonic
+        is_slow
     }
 
     /// Looks again at the calls whose messages had not arrived. A call goes to tonic if its
