@@ -11,8 +11,10 @@ use crate::support::raw_grpc::{SHOULD_RATE_LIMIT, framed};
 /// How long a connection waits for the pod to end its calls before it is opened again.
 const STAY: Duration = Duration::from_secs(3);
 
-/// Maximum number of streams of a connection, on `PORT` and for gRPC.
+/// Maximum number of streams of a connection on `PORT`.
 const HTTP_STREAMS: u32 = 128;
+
+/// Maximum number of streams of a connection for gRPC.
 const GRPC_STREAMS: u32 = 1024;
 
 /// Connections of V1e. A debug build reads so many heads for seconds on a busy machine: longer than

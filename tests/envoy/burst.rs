@@ -14,8 +14,10 @@ use crate::support::proxy::{Fault, Proxy};
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_server::Server;
 
-/// Connections of clients, and requests at once on each.
+/// Connections of clients.
 const CLIENTS: usize = 20;
+
+/// Requests at once on each connection.
 const REQUESTS: usize = 50;
 
 /// How long the pod's settings, and Redis's replies, are on their way: longer than it takes to make all
@@ -39,7 +41,7 @@ async fn statuses(envoy: &Envoy) -> Vec<u16> {
 }
 
 #[tokio::test]
-async fn a_thousand_requests_at_once_on_a_new_connection_pass_as_often_as_the_limit_says() {
+async fn of_a_thousand_requests_on_a_new_connection_the_limit_passes() {
     const L: u64 = 5;
     let _shared = MACHINE.read().await;
     clear_of_midnight().await;

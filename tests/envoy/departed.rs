@@ -18,8 +18,10 @@ use crate::support::redis_cluster::Cluster;
 /// Slots of the upstream.
 const SLOTS: u64 = 20;
 
-/// Clients that leave, and how many at once.
+/// Clients that leave.
 const DEPARTED: u64 = 400;
+
+/// Clients that leave at the same time.
 const AT_ONCE: u64 = 4;
 
 /// Maximum time until nothing is held, on a machine that also compiles.
@@ -60,7 +62,7 @@ async fn stand(is_logged: bool) -> (Ratelease, Envoy, Rules) {
     (pod, envoy, rules)
 }
 
-/// What was answered, and read by Envoy, is ended by the access log.
+/// The access log ends the starts whose answers Envoy has read.
 #[tokio::test]
 async fn clients_that_leave_at_any_moment_keep_no_slot() {
     let _shared = MACHINE.read().await;
@@ -77,7 +79,7 @@ async fn clients_that_leave_at_any_moment_keep_no_slot() {
     println!(
         "{DEPARTED} left: {undone} starts undone, {ends} ended, {unknown} ends without a start"
     );
-    // All slots at once: the log tells of each end some 20 ms late.
+    // All slots at once: the log reports each end some 20 ms late.
     let statuses = join_all((0..SLOTS).map(async |_| envoy.get("/", &[]).await.status)).await;
     assert!(statuses.iter().all(|status| *status == 200), "{statuses:?}");
     pod.process.until("free of holds", SOON, freed).await;
@@ -85,7 +87,7 @@ async fn clients_that_leave_at_any_moment_keep_no_slot() {
     pod.is_unharmed();
 }
 
-/// Without an access log nothing ends what was answered and read: it is left, and nothing else.
+/// Without an access log nothing ends the starts whose answers Envoy has read: they stay, and no others.
 #[tokio::test]
 async fn only_starts_that_an_envoy_has_read_stay_until_it_is_killed() {
     let _shared = MACHINE.read().await;
@@ -105,7 +107,7 @@ async fn only_starts_that_an_envoy_has_read_stay_until_it_is_killed() {
     let (holds, undone) = (pod.count("holds"), pod.count("starts_undone"));
     println!("{reset} calls reset, {undone} starts undone; {verdicts:?}, {holds} holds");
     assert_eq!(holds, verdicts.ok);
-    // The Envoy is gone, and with it what it has started.
+    // The Envoy is gone, and so are its starts.
     envoy.process().signal("KILL");
     let freed = async || pod.count("holds") == 0;
     pod.process.until("free of holds", SOON, freed).await;

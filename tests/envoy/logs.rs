@@ -82,7 +82,7 @@ async fn has_ends(pod: &Ratelease, count: u64) {
 }
 
 #[tokio::test]
-async fn each_request_is_logged_once_with_its_id_and_gives_signs_of_life() {
+async fn each_request_has_an_entry_with_its_id_and_signs_of_life() {
     let _shared = MACHINE.read().await;
     let rules = rules("logged");
     let pod = pod(&rules, &[]).await;
@@ -105,8 +105,8 @@ async fn each_request_is_logged_once_with_its_id_and_gives_signs_of_life() {
 
 #[tokio::test]
 async fn a_message_of_many_entries_takes_little_memory() {
-    const CLIENTS: usize = 20;
-    const REQUESTS: usize = 50;
+    const CLIENTS: usize = 20; // connections
+    const REQUESTS: usize = 50; // at once on each of them
     let _shared = MACHINE.read().await;
     let rules = rules("large");
     let pod = pod(&rules, &[]).await;
@@ -147,7 +147,7 @@ async fn no_entry_is_lost_where_the_pod_ends_the_log() {
     let load = envoy.load(Load::new("/", 8, u64::MAX));
     sleep(Duration::from_secs(6)).await;
     let tally = load.stop().await;
-    // Every answer is counted, but for what was under way when the load was stopped.
+    // Requests that were under way when the load was stopped have an entry too.
     let stat = "http.ingress.downstream_rq_completed";
     let settled = async || envoy.counter("http.ingress.downstream_rq_active").await == 0;
     pod.process.until("done", SOON, settled).await;

@@ -54,10 +54,10 @@ const UNFINISHED_FEW: usize = 8;
 /// than any request may take to be answered (10 s).
 const QUIET_MAX: u32 = 15;
 
-/// Is told what becomes of the streams of a connection, as their frames pass: `h2` does not report a
-/// reset that comes after the answer.
+/// Observes the streams of a connection as their frames pass: `h2` does not report a reset that comes
+/// after the answer.
 pub trait StreamObserver: Send + Sync {
-    /// Whether it wants to be told at present.
+    /// Whether it observes at present.
     fn is_watching(&self) -> bool;
 
     /// The client has reset this stream.
@@ -125,7 +125,7 @@ impl Http2Limits {
         }
     }
 
-    /// Processes bytes read in this second. An `observer` is told of the resets among them.
+    /// Processes bytes read in this second, and reports the resets among them to `observer`.
     pub(super) fn note_read(
         &mut self,
         mut bytes: &[u8],
@@ -146,8 +146,8 @@ impl Http2Limits {
         Ok(())
     }
 
-    /// Processes bytes written in this second; returns whether they held part of an answer. An
-    /// `observer` is told of the answers that end in them.
+    /// Processes bytes written in this second, and reports the answers that end in them to `observer`.
+    /// Returns whether they held part of an answer.
     pub(super) fn note_written(
         &mut self,
         mut bytes: &[u8],

@@ -147,7 +147,7 @@ impl<I> Connection<I> {
         self.turn.require_turns()
     }
 
-    /// From now on `observer` is told what becomes of the streams, if the client speaks HTTP/2.
+    /// From now on resets and answers are reported to `observer`, if the client speaks HTTP/2.
     pub fn observe_streams(&mut self, observer: Arc<dyn StreamObserver>) {
         self.observer = Some(observer);
     }
@@ -400,7 +400,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
     }
 }
 
-/// The observer, if it wants to be told at present.
+/// The observer, if it observes at present.
 fn watching(observer: Option<&Arc<dyn StreamObserver>>) -> Option<&dyn StreamObserver> {
     observer.map(AsRef::as_ref).filter(|observer| observer.is_watching())
 }

@@ -38,7 +38,7 @@ const IDLE_MAX: u32 = 600;
 /// that reads its answers has none, or one that is split in two.
 const HTTP_PENDING_MAX: PendingMax = PendingMax { idle: 384, unfinished: 4 * 384, unread: 320 };
 
-/// The same for gRPC. Four new connections of an Envoy may each have 1024 calls whose messages find no
+/// Maximum numbers of such streams of a gRPC listener. Four new connections of an Envoy may each have 1024 calls whose messages find no
 /// room in the window that HTTP/2 begins with, until the Envoy has read of a larger one. Of as many
 /// answers at once most fit into the window of a client. A call without its message takes 3.3 KiB, and
 /// an answer that is not read 2.8 KiB, or 10 KiB if it has 200 statuses.
@@ -50,12 +50,14 @@ const CALLS_PENDING_MAX: PendingMax = PendingMax { idle: 4096, unfinished: 4096,
 const INCOMPLETE_MAX: usize = 256;
 const INCOMPLETE_PER_CONNECTION: usize = 4;
 
-/// Maximum number of streams that both ends keep open, such as those of access logs: of one
-/// connection, and of one listener. Each connection may have the third number of them even when the
-/// listener has reached its maximum. Each takes some 4 KiB. An Envoy opens one or a few for each of
-/// its workers.
+/// Maximum number of streams of one connection that both ends keep open, such as access logs. An Envoy
+/// opens one or a few for each of its workers, and a worker has a connection of its own.
 const ENDLESS_PER_CONNECTION: usize = 16;
+
+/// Maximum number of such streams of one listener. Each takes some 4 KiB.
 const ENDLESS_MAX: usize = 1024;
+
+/// Number of such streams that a connection may have even when the listener has the maximum.
 const ENDLESS_FEW: usize = 2;
 
 /// Counts the connections of a listener and makes room for new ones. A cheap handle: clones share

@@ -19,7 +19,7 @@
 //! are the rules in force. [`metrics`] counts all decisions, [`hot_keys`] the hottest keys,
 //! [`observe`] passes each decision to both and logs some, and [`trace`] makes spans of some
 //! requests. [`service`] checks and decides a request, for [`grpc`] here and for decisions over
-//! HTTP in the sidecar; [`starts`] is told who asked, and which requests have ended.
+//! HTTP in the sidecar; [`starts`] tells the limiter who asked, and which requests have ended.
 
 #![forbid(unsafe_code)]
 

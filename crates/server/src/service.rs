@@ -197,8 +197,7 @@ impl DecisionService {
         &self.starts
     }
 
-    /// Whether `request` has costs that were incurred: it is decided even if nobody waits for the
-    /// answer.
+    /// Whether `request` has costs that were incurred: it is decided even if its client has given up.
     pub fn settles(&self, request: &Request<'_>) -> bool {
         let rules = self.rules_in_force.borrow();
         let Some(rules) = rules.as_deref() else { return false };

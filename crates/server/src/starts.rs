@@ -1,7 +1,7 @@
-//! What the connections of Envoys tell the limiter of the starts of requests: who owns them, which
-//! are undone, and which have ended by an access log. Counts all of it.
+//! Tells the limiter what the connections of Envoys show of the starts of requests: the owner of each,
+//! the starts to be undone, and the entries of access logs. Counts all of it.
 //!
-//! It may use the limiter, and knows no protocol: `grpc` tells it.
+//! The module may use the limiter, and knows no protocol: `grpc` calls it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ pub struct Starts {
     counts: Arc<Counts>,
 }
 
-/// What an entry of an access log was taken for.
+/// The meaning of an entry of an access log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogEntry {
     /// The end of a request that a start is open of.
@@ -32,15 +32,15 @@ pub enum LogEntry {
     UnknownAlive,
     /// Ignored: the request was denied, so that it has taken nothing.
     Denied,
-    /// Ignored: it has no id.
+    /// Ignored: the entry has no id.
     WithoutId,
-    /// Ignored: its id is not text, or is too long.
+    /// Ignored: the id is no text, or is too long.
     BadId,
-    /// Ignored: it is neither an end nor a sign of life.
+    /// Ignored: the entry is neither an end nor a sign of life.
     OtherType,
-    /// Ignored: it is of a log with another name.
+    /// Ignored: the log has another name.
     OtherLog,
-    /// Ignored: it is of a TCP connection.
+    /// Ignored: the entry is of a TCP connection.
     Tcp,
 }
 
@@ -75,7 +75,7 @@ const ENTRIES: [Counter; 10] = [
 pub struct OpenLog {
     starts: Starts,
     node: Node,
-    /// Which end has closed the stream, if it is closed.
+    /// The end that has closed the stream, if it is closed.
     pub closed_by: ClosedBy,
 }
 

@@ -12,7 +12,7 @@ use crate::run;
 /// Maximum length of an id.
 const ID_BYTES_MAX: usize = 128;
 
-/// What was read of a log.
+/// The parts of a log that were read.
 #[derive(Debug, Default, PartialEq)]
 struct Read {
     node: Vec<u8>,
@@ -20,8 +20,8 @@ struct Read {
     entries: Vec<ReadEntry>,
 }
 
-/// Of an entry: its id, `None` if that is bad; its report; whether it was denied; and whether it has
-/// cost nothing for certain.
+/// An entry: the id, `None` if that is bad; the event; whether the request was denied; and whether it
+/// was not sent upstream.
 type ReadEntry = (Option<String>, Report, bool, bool);
 
 #[test]
@@ -35,7 +35,7 @@ fn logs_in_pieces_are_read_as_prost_reads_them() {
         let (Ok(read), Ok(theirs)) = (at_once, StreamAccessLogsMessage::decode(message)) else {
             return false;
         };
-        // Of two kinds of entries in one message, prost keeps the last.
+        // Prost keeps the last kind of entries of a message.
         if !has_tcp_entries(message) {
             assert_eq!(read, of(&theirs));
         }

@@ -49,7 +49,7 @@ async fn allowed(pod: &Ratelease, message: &[u8]) -> u32 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_of_a_thousand_first_calls_is_answered() {
-    // More calls than those of two connections have to wait for a place, see `MAX_IN_FLIGHT`.
+    // The calls of more than two connections have no room to wait, see `MAX_IN_FLIGHT`.
     for (connections, key, length) in
         [(1, "paced", 1), (2, "paced", 1), (2, "paced", 400), (4, "plenty", 400)]
     {

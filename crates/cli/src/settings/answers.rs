@@ -174,8 +174,8 @@ settings! {
         /// KEY_SECRET and the longest window has ended since; only as a variable [default: no secret
         /// is being replaced]
         "KEY_SECRET_PREVIOUS" => previous_key_secret: Secret = secret("SECRET").added();
-        /// Time, a duration, after which what the running requests of an Envoy hold is released, once
-        /// that has closed its last connection; 0 to keep it until the requests end
+        /// Time, a duration, from the close of an Envoy's last connection until the slots and holds of
+        /// its requests are released; 0 for never
         "START_GRACE" => start_grace: Option<Duration> =
             setting("SPAN", "3s", value::duration_or_never).added();
         /// Maximum time, a duration, for requests in flight and for giving back leases after a

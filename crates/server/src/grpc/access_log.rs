@@ -1,11 +1,11 @@
-//! Envoy's access log, `StreamAccessLogs`: how requests end, whatever happened to them, and that they
-//! run. A log is a stream that both ends keep open; each worker of an Envoy has one.
+//! Envoy's access log, `StreamAccessLogs`, reports the end of each request, and that it runs. A log is a
+//! stream that both ends keep open; each worker of an Envoy has one.
 //!
 //! A log is read as fast as it arrives, and nothing is awaited for it: Envoy drops entries that it has
-//! to keep for long. Entries hold paths and addresses of clients: none of that is kept or logged.
+//! to keep for long. Entries hold paths and addresses of clients, which are neither kept nor logged.
 //!
 //! When the connection is to end, the calls on it finish first. Then the log is answered, and read on
-//! until its client has closed it: so no entry is lost that was on its way.
+//! until its client has closed it, so that entries on their way are not lost.
 
 mod reader;
 
@@ -67,30 +67,30 @@ pub(super) struct AccessLog {
 
 /// Why a log is read no further.
 enum Ended {
-    /// Its client has finished it.
+    /// The client has finished the log.
     Finished,
-    /// Its client has reset it, or the connection is lost.
+    /// The client has reset the stream, or the connection is lost.
     Lost(ClosedBy),
     /// The connection is to end.
     Leaving,
-    /// It cannot be read.
+    /// A message cannot be read.
     Faulty(Fault),
 }
 
-/// What is known of a log by its messages.
+/// The state of a log, by the messages that were read.
 struct Log {
     context: Arc<CallContext>,
     stage: Stage,
-    /// Which end has closed the stream, if that is known; else the one that has closed the connection.
+    /// The end that has closed the stream; `None` for the one that has closed the connection.
     closed_by: Option<ClosedBy>,
 }
 
 enum Stage {
-    /// It has not said who sends it.
+    /// No identifier was read.
     New,
-    /// Its entries are read.
+    /// The log has the name that is read.
     Ours(OpenLog),
-    /// It has another name.
+    /// The log has another name.
     Other,
 }
 
@@ -174,7 +174,7 @@ impl AccessLog {
     }
 }
 
-/// Reads what was on its way when the log was answered.
+/// Reads the entries that were on their way when the log was answered.
 async fn read_rest(body: &mut RecvStream, reader: &mut Reader, log: &mut Log) {
     while let Some(Ok(data)) = body.data().await {
         if take(body, &data, reader, log).is_err() {

@@ -5,12 +5,12 @@
 //! answered ─▶ queued ──its last frame is written──▶ written ──a later PING is acknowledged──▶ read
 //!               └───────────────── RST_STREAM ─────────┴─▶ undone
 //! ```
-//! A client acknowledges a PING once it has read all that was written before, and what it resets
-//! without having read it comes before the acknowledgement. So a PING is sent for the answers that
-//! were written, at most one each [`PING_PAUSE`], and plain calls cause none.
+//! A client acknowledges a PING once it has read everything that was written before, and resets of
+//! unread answers come before the acknowledgement. So a PING is sent for the answers that were written,
+//! at most one each [`PING_PAUSE`], and plain calls cause none.
 //!
 //! When the connection breaks, an answer that was written may have been read: its start stays, until
-//! its end or until its Envoy is gone. One that was not written was read by nobody, and is undone.
+//! its end or until its Envoy is gone. The start of an answer that was not written is undone.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,12 +35,13 @@ const MANY: usize = 256;
 /// beyond it is not watched, and lives until its end, or until its Envoy is gone.
 const OF_CONNECTION_MAX: usize = 2048;
 
-/// Maximum number of answers of all connections, above which each may have the second number of them.
-/// An answer takes some 50 bytes.
+/// Maximum number of answers of all connections. An answer takes some 50 bytes.
 const IN_ALL_MAX: usize = 65_536;
+
+/// Number of answers that a connection may have even when all together have the maximum.
 const FEW: usize = 64;
 
-/// Answers that are watched, and what is known of them. Only starts take a place here.
+/// The answers of a connection that are watched: of starts alone.
 pub(super) struct AnsweredStarts {
     starts: Starts,
     /// Whether any answer is watched: most connections have none, ever.

@@ -3,8 +3,8 @@
 //! a cost or cannot be read. An access log is read by `access_log`, and any other call is handed on
 //! to tonic.
 //!
-//! The stream of a call owns what the call starts, until its client has read the answer. A call whose
-//! reset is known is not decided, unless it is the end of a request: that has happened.
+//! The stream of a call owns the start that the call asks for, until the client has read the answer. A
+//! call whose reset is known is not decided, unless it is the end of a request: that has happened.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -47,7 +47,7 @@ pub(super) struct CallContext {
     /// The starts whose answers may not have been read.
     pub(super) answered: Arc<AnsweredStarts>,
     origin: Origin,
-    /// Who owns what the calls start, from the first call on that an Envoy makes.
+    /// The owner of the starts, from the first call on that an Envoy makes.
     owner: OnceLock<Owner>,
     /// Whether the client has closed the connection, or is gone.
     is_left: AtomicBool,
@@ -67,7 +67,7 @@ pub(super) enum Kind {
     Plain(PlainCall),
     /// It is for tonic: it is not plain, or its message is not complete.
     Fallback(Box<FallbackCall>),
-    /// It is an access log, which both ends keep open.
+    /// The call opens an access log, which both ends keep open.
     AccessLog(Call),
     /// No part of the message has arrived.
     Unknown(Call),
@@ -85,7 +85,7 @@ pub(super) struct PlainCall {
     patience: Option<Duration>,
     /// Maximum time until its answer.
     limit: Duration,
-    /// Its client has reset it already.
+    /// Whether the client has reset the call already.
     is_reset: bool,
 }
 
@@ -93,7 +93,7 @@ pub(super) struct PlainCall {
 pub(super) struct Answered {
     /// A gRPC frame.
     pub(super) frame: BytesMut,
-    /// What the request has started.
+    /// The start that the answer grants.
     pub(super) started: Option<StartId>,
 }
 
@@ -110,18 +110,18 @@ impl CallContext {
         Self { service, peer: Peer::new(), turn, answered, origin, owner, is_left }
     }
 
-    /// Who owns what the calls start. From the first time on that it is asked for, the connection is
-    /// one of an Envoy: health checks do not ask.
+    /// The owner of the starts of this connection. Calls for a verdict and access logs ask for it, and
+    /// make the connection one of an Envoy; health checks do not.
     pub(super) fn owner(&self) -> Owner {
         *self.owner.get_or_init(|| self.service.starts().connect(self.origin))
     }
 
-    /// Notes which end has closed the connection.
+    /// Notes the end that has closed the connection.
     pub(super) fn note_closed(&self, by: ClosedBy) {
         self.is_left.store(by == ClosedBy::Client, Ordering::Relaxed);
     }
 
-    /// Which end has closed the connection, once it is closed.
+    /// The end that has closed the connection, once it is closed.
     pub(super) fn closed_by(&self) -> ClosedBy {
         match self.is_left.load(Ordering::Relaxed) {
             true => ClosedBy::Client,
@@ -129,7 +129,7 @@ impl CallContext {
         }
     }
 
-    /// Sees to what a call has started, whose answer on `stream` was queued, or could not be.
+    /// Watches the start of a call whose answer on `stream` was queued, or undoes it.
     pub(super) fn note_answer(&self, stream: u32, started: Option<StartId>, is_queued: bool) {
         match started {
             None => {}

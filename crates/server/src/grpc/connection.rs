@@ -78,7 +78,8 @@ const CONNECTION_WINDOW: u32 = 1024 * 1024;
 /// A pinged connection is closed when it does not answer within this time.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The same for a client that was heard of just before: as long as a silent one has from then on.
+/// Time to answer a ping for a client that was heard of just before: as long as a client that falls
+/// silent has from then on.
 const PATIENT_TIMEOUT: Duration = Duration::from_secs(80);
 
 /// The parts needed to serve the calls of a connection. Clones share all state.
@@ -157,7 +158,7 @@ pub(super) async fn serve<I>(
     };
     calls.context.note_closed(by);
     drop(connection);
-    // They read what had arrived before the end, and then find it.
+    // They read the data that had arrived before the end, and then find the end.
     while calls.logs.join_next().await.is_some() {}
 }
 
@@ -168,7 +169,7 @@ enum Event {
     PingDue(Duration),
     /// It is to end after its calls have finished.
     Leave,
-    /// It is to end at once. If its client is gone, that has closed it.
+    /// The connection is to end at once: this end closes it, or finds the client gone.
     End(ClosedBy),
 }
 
@@ -235,7 +236,7 @@ impl Calls {
     /// Answers the calls that have arrived; ready at the connection's end, with who has closed it.
     /// Answers are held back while there are calls that have been read already.
     ///
-    /// The loop is bounded: a client that waits for its answers has no more calls than streams, the
+    /// The loop is bounded: a client that waits for its answers has no more calls than streams. The
     /// amount read before other connections get their turn is limited (`turn` of the listener), and
     /// so is the number of calls that are not plain.
     fn poll<I>(
@@ -365,7 +366,7 @@ impl Calls {
         }
     }
 
-    /// Which end has closed the connection, which has ended with this error, if any.
+    /// The end that has closed the connection, by the error with which that has ended, if any.
     fn closed_by(&self, error: Option<h2::Error>) -> ClosedBy {
         let was_refused = error.is_some_and(|error| {
             tracing::debug!(%error, "a connection failed");

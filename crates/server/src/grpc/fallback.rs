@@ -58,8 +58,8 @@ pub(super) struct FallbackCall {
 #[derive(Debug, Clone, Copy)]
 struct Deadline(Option<Time>);
 
-/// What a call for tonic has started, until its answer was queued: an extension of the call's
-/// request. To drop the last clone before undoes the start.
+/// The start of a call for tonic, until its answer was queued: an extension of the call's request. To
+/// drop the last clone before that undoes the start.
 #[derive(Clone)]
 struct StartSlot(Arc<Slot>);
 
@@ -219,8 +219,8 @@ impl FallbackCall {
                 return respond.send_reset(Reason::REFUSED_STREAM);
             }
             let mut answered = pin!(timeout(limit, by_tonic(request, incomplete, routes)));
-            // What need not wait is decided even if it was reset: it may be an end. A start is undone
-            // when its answer cannot be sent.
+            // A call that need not wait is decided even if it was reset: it may be an end. A start is
+            // undone when its answer cannot be sent.
             let answered = match futures_util::poll!(&mut answered) {
                 Poll::Ready(answered) => answered,
                 Poll::Pending => tokio::select! {
@@ -273,7 +273,7 @@ impl StartSlot {
         Self(Arc::new(Slot { context, started: Mutex::new(None) }))
     }
 
-    /// Who owns what the call starts.
+    /// The owner of the start.
     fn owner(&self) -> Owner {
         self.0.context.owner()
     }

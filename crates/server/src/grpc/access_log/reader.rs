@@ -1,8 +1,8 @@
-//! Reads the messages of `StreamAccessLogs` as their bytes arrive, field by field: of each entry only
-//! what says which request has ended, and at what cost. Everything else is skipped where it stands, so
+//! Reads the messages of `StreamAccessLogs` as their bytes arrive, field by field. Of each entry the id
+//! of the request, its cost and a few words are kept. Everything else is skipped where it stands, so
 //! that a stream takes the same memory whatever its messages claim: Envoy sends up to 64 MiB in one.
 //!
-//! Field numbers are those of `envoy/service/accesslog/v3/als.proto`,
+//! The field numbers are from `envoy/service/accesslog/v3/als.proto`,
 //! `envoy/data/accesslog/v3/accesslog.proto` and `envoy/config/core/v3/base.proto`. As protobuf
 //! specifies, unknown fields are skipped, and the last occurrence of a number wins. Groups are refused:
 //! these messages have none.
@@ -12,15 +12,22 @@ use smallvec::SmallVec;
 
 use super::super::PREFIX_BYTES;
 
-/// Maximum lengths in bytes of the texts that are kept: an id, of which Envoy's own has 36; a number;
-/// the longest name that is looked for; a node's name.
+/// Maximum length of an id in bytes. Envoy's own has 36.
 const ID_BYTES_MAX: usize = 128;
+
+/// Maximum length of a number of hits in bytes: more than any double has as a decimal.
 const NUMBER_BYTES_MAX: usize = 32;
+
+/// Maximum length in bytes of a name that is compared with a known one, all of which are shorter.
 const NAME_BYTES_MAX: usize = 32;
+
+/// Maximum length of a node's name in bytes; the limiter tells no longer ones apart.
 const NODE_BYTES_MAX: usize = 256;
 
-/// Custom tags of an entry.
+/// The custom tag with the id.
 const ID_TAG: &[u8] = b"ratelease.id";
+
+/// The custom tag with the cost.
 const HITS_TAG: &[u8] = b"ratelease.hits";
 
 /// Maximum size in bytes of a 64-bit varint.
@@ -29,7 +36,7 @@ const VARINT_BYTES_MAX: u32 = 10;
 /// Depth of the messages that are entered, from the message of a stream to a tag of an entry.
 const DEPTH: usize = 5;
 
-/// Takes what a log says, in its order.
+/// Takes the parts of a log in their order.
 pub trait Sink {
     /// The log says who sends it: its `node.id`, and the name of the log. Both may be cut.
     ///
@@ -63,7 +70,7 @@ pub enum Fault {
     Unidentified,
 }
 
-/// What is read of an entry of a request.
+/// The parts of a request's entry that are read.
 #[derive(Debug, Clone, Default)]
 pub struct Entry {
     id: Text<ID_BYTES_MAX>,
@@ -76,20 +83,20 @@ pub struct Entry {
 /// The id of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryId<'e> {
-    /// It has none.
+    /// The entry has no id.
     Absent,
-    /// It is not text, or is too long.
+    /// The id is no text, or is too long.
     Bad,
-    /// It is this.
+    /// The id.
     Text(&'e str),
 }
 
-/// What an entry reports.
+/// The event that an entry reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Report {
     /// The end of a request.
     End,
-    /// That the request runs.
+    /// A sign of life of a request.
     Alive,
     /// Something else.
     Other,
@@ -110,7 +117,7 @@ pub struct Reader {
     tag_value: Text<ID_BYTES_MAX>,
 }
 
-/// What the next byte belongs to.
+/// The part of a message that the next byte belongs to.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     /// The prefix of a message, of which these bytes have been read.
@@ -158,7 +165,7 @@ enum Message {
     Response,
 }
 
-/// What a field is good for.
+/// The use of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Field {
     Message(Message),
@@ -329,7 +336,7 @@ impl Reader {
     /// Takes the value of a number.
     fn end_number(&mut self, field: Field, number: u64, sink: &mut impl Sink) -> Result<(), Fault> {
         match field {
-            // Of 32 bits: higher ones are cut off, as protobuf requires.
+            // Bits above 32 are cut off, as protobuf requires.
             Field::Number(NumberField::Attempts) => self.entry.attempts = number & 0xffff_ffff,
             Field::Number(NumberField::Kind) => self.entry.kind = number & 0xffff_ffff,
             _ => {}
@@ -337,7 +344,7 @@ impl Reader {
         self.end_field(sink)
     }
 
-    /// Begins what has a length: a message that is entered, or a text.
+    /// Begins a field that has a length: a message that is entered, or a text.
     fn begin_bytes(
         &mut self,
         field: Field,
@@ -409,7 +416,7 @@ impl Reader {
         }
     }
 
-    /// Reads what has arrived of a text. Returns the bytes after it.
+    /// Reads the part of a text that has arrived. Returns the bytes after it.
     fn read_text<'b>(
         &mut self,
         field: TextField,
@@ -443,7 +450,7 @@ impl Reader {
         }
     }
 
-    /// Skips what has arrived of `left` bytes. Returns the bytes after them.
+    /// Skips at most `left` bytes. Returns the bytes after them.
     fn skip<'b>(
         &mut self,
         left: u64,
@@ -477,7 +484,7 @@ fn split(bytes: &[u8], length: u64) -> (&[u8], &[u8]) {
 // === impl Message ===
 
 impl Message {
-    /// What the field of this number is good for.
+    /// The use of the field of this number.
     fn field(self, number: u32) -> Field {
         match (self, number) {
             (Self::Log, 1) => Field::Message(Self::Identifier),
@@ -519,7 +526,7 @@ impl Varint {
 // === impl Entry ===
 
 impl Entry {
-    /// The custom tag `ratelease.id`. Envoy writes `-` for what is absent.
+    /// The custom tag `ratelease.id`. Envoy writes `-` for an absent value.
     pub fn id(&self) -> EntryId<'_> {
         match std::str::from_utf8(self.id.as_bytes()) {
             _ if self.id.is_cut() => EntryId::Bad,
@@ -529,8 +536,8 @@ impl Entry {
         }
     }
 
-    /// What the request has cost: nothing if it was not sent upstream, else the custom tag
-    /// `ratelease.hits`; `None` if that is no number of hits. A fraction is cut off, as Envoy does
+    /// The cost of the request in hits: 0 if it was not sent upstream, else the custom tag
+    /// `ratelease.hits`; `None` if that is no such number. A fraction is cut off, as Envoy does
     /// with the hits of a call.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative")]
     pub fn cost(&self) -> Option<u64> {
@@ -547,14 +554,11 @@ impl Entry {
         self.attempts == 0
     }
 
-    /// What it reports. An Envoy that knows no types sends the ends of requests alone.
+    /// The event. An Envoy that knows no types sends the ends of requests alone.
     pub fn report(&self) -> Report {
-        const NOT_SET: u64 = 0;
-        const DOWNSTREAM_PERIODIC: u64 = 5;
-        const DOWNSTREAM_END: u64 = 6;
         match self.kind {
-            NOT_SET | DOWNSTREAM_END => Report::End,
-            DOWNSTREAM_PERIODIC => Report::Alive,
+            0 | 6 => Report::End, // NotSet, DownstreamEnd
+            5 => Report::Alive,   // DownstreamPeriodic
             _ => Report::Other,
         }
     }

@@ -13,7 +13,7 @@ use prost::Message as _;
 
 use super::*;
 
-/// What was read of a log, in a form to compare.
+/// The parts of a log that were read, in a form to compare.
 #[derive(Debug, Default, PartialEq)]
 struct Read {
     identified: Vec<(Vec<u8>, Vec<u8>)>,
@@ -259,7 +259,7 @@ prop_compose! {
     }
 }
 
-/// The same by prost.
+/// The parts of an entry that prost has read.
 fn expected(entry: &entry_pb::HttpAccessLogEntry) -> (Id, Option<u64>, Report, bool) {
     let common = entry.common_properties.clone().unwrap_or_default();
     let tag = |name: &str| common.custom_tags.get(name).cloned();

@@ -101,7 +101,7 @@ pub(super) fn headers(stream: u32) -> Vec<u8> {
     headers_for(stream, SHOULD_RATE_LIMIT)
 }
 
-/// The same for this path.
+/// The headers of a call of this path.
 pub(super) fn headers_for(stream: u32, path: &str) -> Vec<u8> {
     let field = |name: &[u8], value: &str| {
         [name, &[u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()

@@ -109,7 +109,7 @@ impl Stream {
         status
     }
 
-    /// The same, and the stream, on which more may be sent.
+    /// The gRPC status, and the stream, on which more may be sent.
     async fn open_status(self) -> (SendStream<Bytes>, String) {
         let Self { body, answer } = self;
         let response = answer.await.unwrap();
@@ -212,7 +212,7 @@ async fn logs_that_send_nothing_last() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_log_is_read_on_after_its_answer_until_its_client_ends_it() {
+async fn a_log_is_read_after_its_answer_until_its_client_ends_it() {
     for is_drain in [false, true] {
         let age = (!is_drain).then_some(HOUR);
         let mut envoy = Envoy::connect(age).await;
@@ -223,7 +223,7 @@ async fn a_log_is_read_on_after_its_answer_until_its_client_ends_it() {
         }
         let (mut body, status) = log.open_status().await;
         assert_eq!(status, "0");
-        // What was on its way.
+        // Entries that were on their way.
         body.send_data(ends(&["a", "b"]), false).unwrap();
         envoy.until(Counter::LogEndsUnknown, 2).await;
         body.send_data(Bytes::new(), true).unwrap();

@@ -171,9 +171,8 @@ async fn a_call_whose_reset_came_with_it_is_not_charged() {
     assert_eq!(client.answer(201).await.statuses[0].limit_remaining, 1000 - 51);
 }
 
-/// Its head was accepted alone.
 #[tokio::test]
-async fn a_message_that_comes_with_the_reset_of_its_call_is_not_charged() {
+async fn a_message_behind_its_head_and_with_a_reset_is_not_charged() {
     let mut client = Client::with_tokens().await;
     client.send(&headers(101)).await;
     client.send(&call(103, "many", "other", 1)).await;
