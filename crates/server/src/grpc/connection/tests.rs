@@ -4,6 +4,7 @@ mod deadline;
 mod fairness;
 mod h2_waker;
 mod logs;
+mod owners;
 mod resets;
 mod turns;
 
@@ -36,12 +37,24 @@ fn context_of(rules: CurrentRules, age: Option<Duration>) -> ConnectionContext {
     context_on(Arc::new(MemoryStore::system()), rules, age)
 }
 
+/// The parts of a server with these rules, whose limiter runs.
+fn running(rules: CurrentRules, age: Option<Duration>) -> ConnectionContext {
+    let limiter = limiter_on(Arc::new(MemoryStore::system()));
+    let runs = limiter.clone();
+    tokio::spawn(async move { runs.run().await });
+    context_with(limiter, rules, age)
+}
+
 /// The parts of a server with these rules, on this store.
 fn context_on(
     store: Arc<dyn Store>,
     rules: CurrentRules,
     age: Option<Duration>,
 ) -> ConnectionContext {
+    context_with(limiter_on(store), rules, age)
+}
+
+fn limiter_on(store: Arc<dyn Store>) -> Limiter {
     let options = Options {
         wait_min: Duration::from_millis(5),
         buffer_bytes_max: 1 << 20,
@@ -51,7 +64,10 @@ fn context_on(
         unix_start: Duration::ZERO,
         ..Options::default()
     };
-    let limiter = Limiter::new(store, Clock::start(), options);
+    Limiter::new(store, Clock::start(), options)
+}
+
+fn context_with(limiter: Limiter, rules: CurrentRules, age: Option<Duration>) -> ConnectionContext {
     let service = DecisionService::new(limiter, Arc::new(rules), None, 10);
     let routes = Routes::new(RateLimitService::new(service.clone())).prepare();
     ConnectionContext { service, routes, non_http2: NonHttp2Clients::default(), age }

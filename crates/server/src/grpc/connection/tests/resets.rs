@@ -35,13 +35,12 @@ pub(super) const ACK: u8 = 1;
 struct Paced(MemoryStore, Semaphore);
 
 /// A client that writes its frames by hand.
-struct Client {
+pub(super) struct Client {
     far: DuplexStream,
     answers: HashMap<u32, pb::RateLimitResponse>,
-    _end: watch::Sender<bool>,
 }
 
-fn rules() -> CurrentRules {
+pub(super) fn rules() -> CurrentRules {
     let source = Source { name: "rules.yaml".into(), text: RULES.into() };
     let loaded = rules::load(&[source], rules::Options::default()).unwrap();
     let published = CurrentRules::new();
@@ -100,12 +99,20 @@ impl Store for Paced {
 // === impl Client ===
 
 impl Client {
-    async fn connect(context: ConnectionContext) -> Self {
+    pub(super) async fn connect(context: ConnectionContext) -> Self {
+        Self::connect_with(context, &beginning()).await
+    }
+
+    /// A client that sends these bytes first.
+    async fn connect_with(context: ConnectionContext, beginning: &[u8]) -> Self {
         let (near, mut far) = duplex(8 << 20);
         let (end, ended) = watch::channel(false);
-        tokio::spawn(serve(ratelease_listener::Connection::standalone(near), context, ended));
-        far.write_all(&beginning()).await.unwrap();
-        Self { far, answers: HashMap::new(), _end: end }
+        tokio::spawn(async move {
+            serve(ratelease_listener::Connection::standalone(near), context, ended).await;
+            drop(end); // the server outlives its connections
+        });
+        far.write_all(beginning).await.unwrap();
+        Self { far, answers: HashMap::new() }
     }
 
     /// A client whose 50 calls were answered, so that tokens are held for the next ones.
@@ -119,22 +126,28 @@ impl Client {
     }
 
     /// Sends bytes, which the pipe has room for.
-    async fn send(&mut self, bytes: &[u8]) {
-        self.far.write_all(bytes).await.unwrap();
+    pub(super) async fn send(&mut self, bytes: &[u8]) {
+        // An error means that the connection was closed, which the next read finds.
+        let _ = self.far.write_all(bytes).await;
     }
 
     /// Reads the next frame: its kind, its flags, its stream and its payload.
-    async fn next(&mut self) -> (u8, u8, u32, Vec<u8>) {
+    pub(super) async fn next(&mut self) -> (u8, u8, u32, Vec<u8>) {
+        self.try_next().await.expect("the connection lives")
+    }
+
+    /// Reads the next frame, if the connection has not ended.
+    pub(super) async fn try_next(&mut self) -> Option<(u8, u8, u32, Vec<u8>)> {
         let mut head = [0; 9];
-        self.far.read_exact(&mut head).await.unwrap();
+        self.far.read_exact(&mut head).await.ok()?;
         let [l0, l1, l2, kind, flags, stream @ ..] = head;
         let mut payload = vec![0; u32::from_be_bytes([0, l0, l1, l2]) as usize];
-        self.far.read_exact(&mut payload).await.unwrap();
+        self.far.read_exact(&mut payload).await.ok()?;
         let stream = u32::from_be_bytes(stream);
         if kind == SETTINGS && flags & ACK == 0 {
             self.send(&frame(SETTINGS, ACK, 0, &[])).await;
         }
-        (kind, flags, stream, payload)
+        Some((kind, flags, stream, payload))
     }
 
     /// Waits for the answer on `stream`.
@@ -153,7 +166,7 @@ impl Client {
     }
 
     /// Calls, and returns whether the request passes.
-    async fn passes(&mut self, stream: u32, key: &str, value: &str, hits: u64) -> bool {
+    pub(super) async fn passes(&mut self, stream: u32, key: &str, value: &str, hits: u64) -> bool {
         self.send(&call(stream, key, value, hits)).await;
         self.answer(stream).await.overall_code() == Code::Ok
     }
@@ -246,6 +259,29 @@ async fn a_reset_after_an_acknowledged_ping_undoes_nothing() {
     }
     client.send(&reset(1)).await;
     assert!(!client.passes(7, "slot", "b", 1).await);
+}
+
+/// Its window has no room for the answer, and nothing of the start is waited for.
+#[tokio::test]
+async fn a_connection_that_breaks_undoes_the_start_whose_answer_was_not_written() {
+    let context = context_of(rules(), None);
+    let no_window = frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    let first = [PREFACE, &no_window].concat();
+    let mut deaf = Client::connect_with(context.clone(), &first).await;
+    deaf.send(&call(1, "slot", "a", 1)).await;
+    while deaf.next().await.0 != HEADERS {}
+    let mut next = Client::connect(context).await;
+    assert!(!next.passes(1, "slot", "b", 1).await);
+    drop(deaf);
+    let is_freed = async {
+        for stream in (3..).step_by(2) {
+            if next.passes(stream, "slot", &stream.to_string(), 1).await {
+                return;
+            }
+            yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(2), is_freed).await.expect("sooner than its Envoy is waited for");
 }
 
 /// An Envoy of which nothing was started is pinged when it is silent only.
