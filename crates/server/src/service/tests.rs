@@ -212,6 +212,54 @@ fn a_long_list_is_truncated_between_items_and_includes_the_tightest() {
     }
 }
 
+mod panics {
+    use ratelease_engine::limiter::Options;
+    use ratelease_engine::store::memory::MemoryStore;
+    use ratelease_engine::time::Clock;
+    use ratelease_rules::request::Entry;
+
+    use super::*;
+
+    /// A start of a rule that has eight slots.
+    fn start(id: &str) -> Request<'_> {
+        let entries = [Entry { key: "id", value: id }].into_iter().collect();
+        let descriptor = Descriptor { entries, ..Descriptor::default() };
+        Request { domain: "d", descriptors: [descriptor].into_iter().collect(), hits_addend: 0 }
+    }
+
+    #[tokio::test]
+    async fn a_start_is_undone_by_a_panic_while_its_answer_is_made() {
+        let store = Arc::new(MemoryStore::system());
+        let limiter = Limiter::new(store, Clock::start(), Options::default());
+        let in_force = CurrentRules::new();
+        in_force.put_in_force(Arc::new(rules()));
+        let service = DecisionService::new(limiter, Arc::new(in_force), None, 10);
+        let (peer, owner) = (Peer::new(), Owner::UNKNOWN);
+        let caller = Caller { transport: Transport::Grpc, peer: &peer, patience: None, owner };
+        let undone = || {
+            let counts = service.counts();
+            counts.into_iter().find(|(it, _)| *it == Counter::StartsUndone).map(|(_, count)| count)
+        };
+        let panics = |_: &Answer<'_>| panic!("as an observer might");
+        for nth in 0..20_u64 {
+            let id = nth.to_string();
+            let request = start(&id);
+            // Slots that are here already need not be waited for.
+            match service.answer_at_once::<()>(Transport::Grpc, owner, &request, panics) {
+                Some(answered) => assert_eq!(answered, Err(RequestError::Panicked)),
+                None => {
+                    let answered = service.answer::<()>(&caller, &request, panics);
+                    let answered = service.catch_panic(Transport::Grpc, answered).await;
+                    assert_eq!(answered.map(drop), Err(RequestError::Panicked));
+                }
+            }
+            assert_eq!(undone(), Some(nth + 1));
+        }
+        let code = service.answer(&caller, &start("last"), |answer| answer.verdict.code).await;
+        assert_eq!(code, Ok(Code::Ok));
+    }
+}
+
 mod concurrency_limit {
     use futures_util::future::pending;
     use futures_util::poll;
