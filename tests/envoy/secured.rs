@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use crate::logs::logging;
 use crate::stand::{MACHINE, PATIENT, Rules, before, clear_of_midnight, file, rule};
 use crate::support::envoy::{Envoy, EnvoyOptions, Verdicts};
 use crate::support::load::Load;
@@ -28,7 +29,7 @@ async fn an_envoy_with_a_certificate_gets_every_verdict_while_that_of_the_pod_is
         "validation_context": {"trusted_ca": in_file(&files.root)},
     }});
     let options = EnvoyOptions { tls: Some(tls), ..before("secured", &[&pod]) };
-    let envoy = Envoy::start(options).await;
+    let envoy = Envoy::start(logging(options, "0.02s")).await;
     let before = envoy.verdicts().await;
     let load = envoy.load(Load::new("/any", 8, u64::MAX));
     for _ in 0..3 {
@@ -45,5 +46,7 @@ async fn an_envoy_with_a_certificate_gets_every_verdict_while_that_of_the_pod_is
     assert_eq!((tally.limited(), tally.faults()), (0, 0), "{tally:?}");
     let Verdicts { ok, error, .. } = envoy.verdicts().await;
     assert_eq!((ok - before.ok, error), (tally.passed(), 0));
+    let has_log = async || pod.count("log_entries_end_unknown") == ok;
+    pod.process.until("told of each end", Duration::from_secs(10), has_log).await;
     assert_eq!(pod.stop().await, 0);
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::logs::logging;
 use crate::stand::{MACHINE, PATIENT, Rules, before, clear_of_midnight, file, rule};
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::load::{Load, Tally};
@@ -24,9 +25,12 @@ async fn a_pod_serves_on_a_unix_socket_and_takes_the_place_of_a_dead_one_only() 
     first.ready().await;
     let pipes = vec![socket.clone()];
     let options = EnvoyOptions { pipes, healthy: 1, ..before("socket", &[]) };
-    let envoy = Envoy::start(options).await;
+    let envoy = Envoy::start(logging(options, "0.02s")).await;
     let half_passes = Tally { statuses: [(200, L), (429, L)].into(), broken: 0 };
     assert_eq!(envoy.load(Load::new("/first", 4, 2 * L)).finish().await, half_passes);
+    let (logged, denied) = ("log_entries_end_unknown", "log_entries_denied");
+    let has_log = async || (first.count(logged), first.count(denied)) == (L, L);
+    first.process.until("told of each end", Duration::from_secs(10), has_log).await;
 
     let second = spawn(&rules, &socket);
     assert_eq!(second.process.exit(Duration::from_secs(10)).await, 1);

@@ -1,11 +1,13 @@
-//! The gRPC server: `ShouldRateLimit` and the standard health service on one listener. Uses
+//! The gRPC server: `ShouldRateLimit`, Envoy's access log and the standard health service on one
+//! listener. Uses
 //! [`service`](crate::service) to decide, and [`ratelease_listener`] for its connections; the
 //! sidecar's `app` runs it.
 //!
 //! ```text
 //! listener ─▶ connection ─▶ call ──plain──▶ service ──▶ answered in the connection's own task,
 //!                           │                           or in a task of its own if it waits
-//!                           └─▶ fallback ──message complete──▶ tonic ──▶ service
+//!                           ├─▶ fallback ──message complete──▶ tonic ──▶ service
+//!                           └─▶ access_log ──entry by entry──▶ starts
 //! ```
 //! tonic's processing of a call costs more than the decision (`docs/performance.md`): plain calls
 //! bypass tonic.

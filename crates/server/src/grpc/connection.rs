@@ -132,10 +132,11 @@ pub(super) async fn serve<I>(
         handle.run_until_closed().await;
         Event::End(ClosedBy::Server)
     }));
-    events.push(Box::pin(silent(&handle)));
     events.push(Box::pin(async {
-        answered.ping_due().await;
-        Event::PingDue(PATIENT_TIMEOUT)
+        tokio::select! {
+            () = silent(&handle) => Event::PingDue(KEEPALIVE_TIMEOUT),
+            () = answered.ping_due() => Event::PingDue(PATIENT_TIMEOUT),
+        }
     }));
     let by = loop {
         tokio::select! {
@@ -438,11 +439,11 @@ fn builder() -> Builder {
 
 /// Resolves once nothing was answered for half of [`KEEPALIVE_INTERVAL`] or more. Until then the
 /// answers show that the client is there, and `h2` need not look for pings each time it is polled.
-async fn silent(handle: &ConnectionHandle) -> Event {
+async fn silent(handle: &ConnectionHandle) {
     loop {
         sleep(KEEPALIVE_INTERVAL).await;
         if handle.idle_time() >= KEEPALIVE_INTERVAL / 2 {
-            return Event::PingDue(KEEPALIVE_TIMEOUT);
+            return;
         }
     }
 }
