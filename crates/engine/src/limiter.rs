@@ -115,7 +115,7 @@ impl Limiter {
                 watched: Notify::new(),
                 overflows: AtomicU64::new(0),
                 starts: Starts::default(),
-                owners: Owners::default(),
+                owners: Owners::new(options.start_grace),
                 looks_at_starts: AtomicBool::new(false),
                 held: Notify::new(),
                 orders: Orders::default(),
@@ -209,12 +209,16 @@ impl Limiter {
     /// `None` if the store has to be asked first: an ask for what is missing is on its way then, for
     /// requests to come, and this one is not charged. A settlement is applied in any case. A slot of
     /// a leaky bucket is taken and not waited for. Needs no runtime, and returns at once.
+    ///
+    /// What a request holds ends at once unless it `runs`: one that was denied has no end that it might
+    /// come back with.
     pub fn decide_aside<'r>(
         &self,
         rules: &'r Rules,
         request: &Request<'_>,
         now: Time,
         owner: Owner,
+        runs: bool,
     ) -> Option<Verdict<'r>> {
         let resolved = self.resolve(rules, request);
         let mut transaction = Transaction::new(&self.shared, &resolved, owner, true);
@@ -225,7 +229,11 @@ impl Limiter {
             }
             return None; // to drop it gives back what was taken
         }
-        Some(transaction.conclude(request, now))
+        let mut verdict = transaction.conclude(request, now);
+        if !runs {
+            self.shared.end_aside(verdict.started.take(), now);
+        }
+        Some(verdict)
     }
 
     /// What each descriptor of `request` charges under `rules`, in order.

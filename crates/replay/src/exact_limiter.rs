@@ -195,7 +195,7 @@ impl ExactLimiter {
         let hits = if charge.applied.limit.algorithm.has_window() { charge.hits } else { 0 };
         let id = charge.held.and_then(|held| held.id);
         // Requests are decided in the order of the log: no end comes before its start.
-        let settled = id.map(|id| self.starts.settle(id, false, self.now()));
+        let settled = id.map(|id| self.starts.settle(id, Owner::UNKNOWN, false, self.now()));
         let due = match settled {
             Some(Settlement::Of(hold, _)) => {
                 let (unspent, due) = hold.settled(End::Cost(hits));

@@ -118,9 +118,9 @@ impl KeyHasher {
     }
 
     /// Returns what stands for a descriptor of these `entries` in `domain`, of which the one at
-    /// `level` has the id of the request; `None` if there is no such entry, or its value is empty.
+    /// `level` has the id of the request; `None` if there is no such entry, or its value is no id.
     pub fn hold_id(&self, domain: &str, entries: &[Entry<'_>], level: usize) -> Option<HoldId> {
-        let id = entries.get(level).filter(|entry| !entry.value.is_empty())?;
+        let id = entries.get(level).filter(|entry| is_request_id(entry.value))?;
         let mut hasher = self.ids.build_hasher();
         let mut part = |text: &str| {
             hasher.write_usize(text.len()); // so that adjacent parts cannot be confused
@@ -150,6 +150,11 @@ impl KeyHasher {
         encoding.write(&identity.to_le_bytes());
         Key::of(&encoding)
     }
+}
+
+/// Whether `text` names a request: it is not empty, and not what Envoy writes where there is no value.
+fn is_request_id(text: &str) -> bool {
+    !text.is_empty() && text != "-"
 }
 
 // === impl RequestId ===

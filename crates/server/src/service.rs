@@ -313,7 +313,8 @@ impl DecisionService {
         let took = now.since(start);
         self.observers.note(&Decision { request, verdict: &verdict, took, now });
         if let Some(domain) = rules.candidate_of(request.domain) {
-            self.try_candidate(rules, domain, request, now, owner);
+            let runs = verdict.code == Code::Ok;
+            self.try_candidate(rules, domain, request, now, owner, runs);
         }
         if tracing::enabled!(Level::DEBUG) {
             log_decision(request, &verdict);
@@ -355,10 +356,11 @@ impl DecisionService {
         request: &Request<'_>,
         now: Time,
         owner: Owner,
+        runs: bool,
     ) {
         let decide = || {
             let request = of_candidate(domain, request);
-            let verdict = self.limiter.decide_aside(rules, &request, now, owner);
+            let verdict = self.limiter.decide_aside(rules, &request, now, owner, runs);
             let took = Duration::ZERO;
             if let Some(verdict) = &verdict {
                 self.observers.note_candidate(&Decision { request: &request, verdict, took, now });

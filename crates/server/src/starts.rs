@@ -174,6 +174,12 @@ impl OpenLog {
         self.starts.note_entry(if is_open { LogEntry::End } else { LogEntry::UnknownEnd });
     }
 
+    /// Notes that the request of this id was denied: what other filters have started for it ends.
+    pub fn end_denied(&self, id: &str) {
+        self.starts.limiter.end_denied(id, self.node);
+        self.starts.note_entry(LogEntry::Denied);
+    }
+
     /// Notes that the request of this id runs.
     pub fn note_alive(&self, id: &str) {
         let is_open = self.starts.limiter.note_alive(id, self.node);

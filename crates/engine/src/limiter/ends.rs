@@ -11,7 +11,7 @@ use ratelease_rules::request::{Few, Request};
 
 use super::key::Attempt;
 use super::owners::{ClosedBy, Node, Origin, Owner, StartId};
-use super::starts::{Beginning, Begun, End, Held, Hold, Settlement, Unspent};
+use super::starts::{Beginning, Begun, End, Held, Hold, Settlement, Undone, Unspent};
 use super::{Charge, Limiter, Resolved, Shared};
 use crate::buffer::LeasedTokens;
 use crate::time::Time;
@@ -51,10 +51,20 @@ impl Limiter {
         let end = cost.map_or(End::Unknown, End::Cost);
         let ended = starts.end(options.hasher.request_id(id), end, now);
         self.shared.look_at_starts();
-        let Some((owner, held)) = ended else { return false };
-        owners.prove(owner);
+        let Some((of, held)) = ended else { return false };
+        of.into_iter().for_each(|owner| owners.prove(owner));
         self.shared.end_holds(&held, end, now);
         true
+    }
+
+    /// Notes that the request of this id was denied, by the access log of `node`: what other filters of
+    /// that Envoy have started for it ends.
+    pub fn end_denied(&self, id: &str, node: Node) {
+        let Shared { starts, owners, clock, options, .. } = &*self.shared;
+        let now = clock.now();
+        owners.hear(node, now);
+        let held = starts.end_denied(options.hasher.request_id(id), now);
+        self.shared.end_holds(&held, End::Charged, now);
     }
 
     /// Notes that the request of this id runs, by the access log of `node`. Returns whether a start of
@@ -73,9 +83,11 @@ impl Limiter {
         let now = self.shared.clock.now();
         let mut next = Some(start);
         while let Some(start) = next {
-            let Some((held, linked)) = self.shared.starts.undo(start) else { return };
+            let Some(Undone { owner, held, next: linked }) = self.shared.starts.undo(start) else {
+                return;
+            };
             self.shared.end_holds(&held, End::Charged, now);
-            self.shared.keep_unanswered(start, &held, now);
+            self.shared.keep_unanswered(start, owner, &held, now);
             next = linked;
         }
     }
@@ -161,6 +173,7 @@ impl Shared {
         &self,
         charge: &Charge<'_>,
         id: Option<HoldId>,
+        by: Owner,
         remembers: bool,
         now: Time,
     ) -> (u64, Option<Attempt>) {
@@ -171,10 +184,14 @@ impl Shared {
             self.starts.note_without_id();
             return (hits, None);
         };
-        let settled = self.starts.settle(id, remembers, now);
+        let settled = self.starts.settle(id, by, remembers, now);
         self.look_at_starts();
-        let Settlement::Of(hold, owner) = settled else { return (hits, None) };
-        self.owners.prove(owner);
+        let (hold, owner) = match settled {
+            Settlement::Of(hold, owner) => (hold, owner),
+            Settlement::Counted => return (0, None),
+            Settlement::OfNothing | Settlement::Unknown => return (hits, None),
+        };
+        self.owners.prove_by(owner, by);
         self.starts.note_settled(id.request, hold.hits, hits);
         let (unspent, due) = hold.settled(End::Cost(hits));
         (due, self.give_back_unspent(&unspent, now))
@@ -182,10 +199,10 @@ impl Shared {
 
     /// Ends what the request of a descriptor holds that no rule limits any more, and charges the rest of
     /// its cost to what it was charged to at its start.
-    pub(super) fn end_without_rule(&self, request: &Request<'_>, at: usize, now: Time) {
+    pub(super) fn end_without_rule(&self, request: &Request<'_>, at: usize, by: Owner, now: Time) {
         let Some(id) = self.id_of_end(request, at) else { return };
-        let Settlement::Of(hold, owner) = self.starts.settle(id, true, now) else { return };
-        self.owners.prove(owner);
+        let Settlement::Of(hold, owner) = self.starts.settle(id, by, true, now) else { return };
+        self.owners.prove_by(owner, by);
         let cost = request.hits(&request.descriptors[at]);
         self.starts.note_settled(id.request, hold.hits, cost);
         self.end_hold(&hold, End::Cost(cost), now);
@@ -207,6 +224,16 @@ impl Shared {
         let levels = (0..before.len()).filter(names_request);
         let ids = levels.filter_map(|at| hasher.hold_id(request.domain, before, at));
         ids.into_iter().find(is_open)
+    }
+
+    /// Ends what a candidate's rules have started.
+    pub(super) fn end_aside(&self, start: Option<StartId>, now: Time) {
+        let mut next = start;
+        while let Some(start) = next {
+            let Some(undone) = self.starts.undo(start) else { return };
+            self.end_holds(&undone.held, End::Charged, now);
+            next = undone.next;
+        }
     }
 
     /// Ends all that a start holds.
@@ -242,7 +269,7 @@ impl Shared {
     }
 
     /// Keeps a request that had no answer for the cost that its Envoy may log, if Envoys send logs.
-    pub(super) fn keep_unanswered(&self, start: StartId, held: &Held, now: Time) {
+    pub(super) fn keep_unanswered(&self, start: StartId, owner: Owner, held: &Held, now: Time) {
         if !self.owners.has_nodes() {
             return;
         }
@@ -251,7 +278,7 @@ impl Shared {
             let taken = LeasedTokens { tokens: 0, ..hold.taken };
             (*descriptor, Hold { hits: 0, taken, alone: 0, ..hold.clone() })
         };
-        self.starts.keep_unanswered(start, Owner::UNKNOWN, costs.map(blank).collect(), now);
+        self.starts.keep_unanswered(start, owner, costs.map(blank).collect(), now);
     }
 
     /// Puts back what a request held and did not use, or gives it back to the store if the key has

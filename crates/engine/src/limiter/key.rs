@@ -25,7 +25,7 @@ use crate::limiter::resolve::{Charge, failure_mode_of};
 use crate::limiter::starts::Unspent;
 use crate::limiter::{KeyView, RoundTrips};
 use crate::rng::{fraction, mixed};
-use crate::store::{Ask, Deposit, Grant, Purpose, Return, StoreError};
+use crate::store::{Ask, Deposit, Grant, Purpose, Return, Slots, StoreError};
 use crate::time::{CompactU64, Time};
 use crate::verdict::{AppliedLimit, DecisionSource};
 
@@ -1354,6 +1354,9 @@ impl KeyState {
         }
         self.serve(visit);
         self.give_back_unused(visit);
+        if let Some(Slots { held, .. }) = reply.ask.slots {
+            self.correct_count(held.saturating_add(grant.tokens), visit);
+        }
         self.fill_pool(visit);
         paid
     }
@@ -1635,14 +1638,14 @@ impl KeyState {
         let spaced = counting(limit).token == Token::Slot;
         let moves = self.limit().store != limit.store;
         let none_held = || self.buffer.tokens(visit.now) == 0;
+        let mut are_dropped = false;
         if moves {
             self.give_back(visit);
             self.buffer.forget();
         } else if self.is_of_slots() && limit.capacity() >= self.limit().capacity() {
             self.buffer.mark_estimated();
         } else if self.is_of_slots() {
-            // The next ask says that no slots lie idle; without one, the store forgets them.
-            self.buffer.drain(visit.now);
+            are_dropped = self.drain_idle(visit.now);
             self.buffer.forget();
         } else if spaced || none_held() || self.takes_returns(visit) {
             self.give_back_tokens(visit);
@@ -1652,6 +1655,9 @@ impl KeyState {
         }
         // A debt stays: both limits share the count that it belongs to.
         self.set_limit(limit);
+        if are_dropped {
+            visit.asks.push(self.statement(visit));
+        }
     }
 
     /// Reports what the key owes, and returns what it holds above its allowance: all of it if the key
@@ -1743,7 +1749,7 @@ impl KeyState {
     /// Puts back tokens that were taken and are not spent after all.
     pub(super) fn put_back(&mut self, taken: LeasedTokens, visit: &mut Visit<'_>) {
         if self.is_of_slots() {
-            return self.release(taken.tokens, visit);
+            return self.release(taken, visit);
         }
         self.put_back_under(&self.policy(visit), taken, visit);
     }
@@ -1761,7 +1767,7 @@ impl KeyState {
     pub(super) fn take_in(&mut self, unspent: &Unspent, visit: &mut Visit<'_>) {
         let tokens = unspent.tokens;
         if self.is_of_slots() {
-            return self.release(tokens.tokens, visit);
+            return self.release(tokens, visit);
         }
         self.begin_next_window(visit.now);
         let policy = self.policy(visit);

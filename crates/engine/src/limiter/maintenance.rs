@@ -29,6 +29,10 @@ const IDLE_CHECK_BATCH: usize = 1024;
 const IDLE_MAX: usize = 1 << 16;
 const IDLE_DIVISOR: usize = 32;
 
+/// A look at the starts that is late by this is put off, once: signs of life and ends may wait to be
+/// read.
+const LOOK_LATE: Duration = Duration::from_millis(100);
+
 /// After this many keys of a sweep, other tasks of the thread have their turn. A sweep takes some
 /// 50 ns a key.
 const SWEEP_BATCH: usize = 4096;
@@ -55,9 +59,16 @@ impl Limiter {
     /// never returns. Sleeps while there are none.
     pub async fn run_holds(&self) {
         let Shared { held, clock, looks_at_starts, .. } = &*self.shared;
+        let mut was_late = false;
         loop {
             looks_at_starts.store(true, Ordering::Release);
+            let since = clock.now();
             tokio::time::sleep_until(clock.next_multiple(LOOK_EVERY)).await;
+            let is_late = clock.now().since(since) >= LOOK_EVERY + LOOK_LATE;
+            was_late = is_late && !was_late;
+            if was_late {
+                continue; // this process was stopped: it reads first what came meanwhile
+            }
             if self.end_starts().await {
                 continue;
             }
@@ -71,17 +82,15 @@ impl Limiter {
 
     /// Ends the starts that are over. Returns whether there are others.
     async fn end_starts(&self) -> bool {
-        let Shared { starts, owners, clock, options, .. } = &*self.shared;
+        let Shared { starts, owners, clock, .. } = &*self.shared;
         let now = clock.now();
-        let present = owners.present(options.start_grace, now);
+        let present = owners.present(now);
         let mut are_any = false;
         for part in starts.parts() {
             let (unspent, more) = starts.expire(part, now, |start| present.cause(start, now));
             are_any |= more;
-            if !unspent.is_empty() {
-                self.shared.release(unspent);
-                tokio::task::yield_now().await;
-            }
+            self.shared.release(unspent);
+            tokio::task::yield_now().await;
         }
         are_any
     }

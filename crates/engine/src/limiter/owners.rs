@@ -4,10 +4,12 @@
 //! An owner is all connections of one origin, from the first one until none is open. When the last
 //! one was closed by its client, that Envoy is gone, unless something proves within the grace that it
 //! lives: an end or a sign of life of a request that it started. A connection that comes back is no
-//! proof, since a new Envoy may have made it: it belongs to a new owner. A connection that this
-//! process closed proves nothing either way, so its owner stays.
+//! proof, since a new Envoy may have made it: it belongs to a new owner. An owner that is proved alive
+//! by then has the connections of the new one. A connection that this process closed proves nothing
+//! either way, so its owner stays. A log that comes back is a new one in the same way.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,9 +21,17 @@ use ratelease_rules::key::RequestId;
 use super::starts::{Cause, Silence, StartView};
 use crate::time::Time;
 
-/// The largest number of owners, and of nodes, that are known at a time. What a further one starts
-/// lives until its end, or for the time of its rule.
+/// The largest number of owners, and of nodes, that are known at a time. Those without connections
+/// make room for others. What an owner starts that is not known lives until its end, or for the time
+/// of its rule.
 const KNOWN_MAX: usize = 4096;
+
+/// The largest number of owners that are remembered to be gone.
+const GONE_MAX: usize = 4 * KNOWN_MAX;
+
+/// How long an owner is remembered to be gone: as long as a call that it left may still ask for leases,
+/// at least.
+const GONE_REMEMBERED: Duration = Duration::from_secs(10);
 
 /// Bytes of a `node.id` that count: a longer one is cut, so that a client cannot fill the memory.
 const NODE_ID_BYTES_MAX: usize = 256;
@@ -62,22 +72,35 @@ pub struct StartId {
 }
 
 /// The owners and nodes that are known.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Owners {
     known: Mutex<Known>,
     /// Number of owners that may be gone: while it is 0, no lock is taken for a proof.
     may_be_gone: AtomicUsize,
+    /// How long after its last connection an owner is gone.
+    grace: Duration,
 }
 
 #[derive(Debug, Default)]
 struct Known {
     /// The present owner of each origin.
     owners: HashMap<Origin, Owner, RandomState>,
-    states: HashMap<Owner, Presence, RandomState>,
+    states: HashMap<Owner, State, RandomState>,
+    /// Owners that are gone, and when that was noticed.
+    gone: HashMap<Owner, Time, RandomState>,
     nodes: HashMap<Box<str>, Node, RandomState>,
     logs: HashMap<Node, Presence, RandomState>,
     last_owner: u32,
     last_node: u32,
+}
+
+/// What is known of an owner.
+#[derive(Debug, Clone, Copy)]
+struct State {
+    origin: Origin,
+    presence: Presence,
+    /// The owner that has its connections, if it is alive and has none.
+    follows: Option<Owner>,
 }
 
 /// Whether an Envoy is there.
@@ -93,11 +116,10 @@ struct Presence {
     heard: Time,
 }
 
-/// The owners and nodes that are there.
+/// The owners that are gone, and the logs that are there.
 #[derive(Debug, Default)]
 pub(super) struct Present {
-    /// Owners that are not gone.
-    owners: HashSet<Owner, RandomState>,
+    gone: HashSet<Owner, RandomState>,
     /// Nodes that have a log open, and when it last sent anything.
     logs: HashMap<Node, Time, RandomState>,
 }
@@ -120,30 +142,43 @@ impl Owner {
 // === impl Owners ===
 
 impl Owners {
+    /// No owners, which are gone `grace` after their last connections.
+    pub(super) fn new(grace: Duration) -> Self {
+        Self { known: Mutex::default(), may_be_gone: AtomicUsize::new(0), grace }
+    }
+
     /// Notes that a connection from `origin` is open. Returns its owner.
     pub(super) fn connect(&self, origin: Origin, now: Time) -> Owner {
         let mut known = self.known.lock();
         if let Some(owner) = known.owners.get(&origin).copied()
-            && let Some(state) = known.states.get_mut(&owner)
-            && state.left.is_none()
+            && let Some(State { presence, .. }) = known.states.get_mut(&owner)
+            && presence.left.is_none()
         {
-            (state.open, state.changed) = (state.open + 1, now);
+            (presence.open, presence.changed) = (presence.open + 1, now);
             return owner;
+        }
+        if known.states.len() >= KNOWN_MAX {
+            self.forget_gone(&mut known, now);
+            let Known { owners, states, .. } = &mut *known;
+            make_room(states, |state| &state.presence);
+            owners.retain(|_, owner| states.contains_key(owner));
         }
         if known.states.len() >= KNOWN_MAX {
             return Owner::UNKNOWN;
         }
-        known.last_owner = known.last_owner.wrapping_add(1).max(1);
+        known.last_owner = known.last_owner.wrapping_add(1).clamp(1, u32::MAX - 1);
         let owner = Owner(known.last_owner);
         known.owners.insert(origin, owner);
-        known.states.insert(owner, Presence { open: 1, changed: now, ..Presence::default() });
+        let presence = Presence { open: 1, changed: now, ..Presence::default() };
+        known.states.insert(owner, State { origin, presence, follows: None });
         owner
     }
 
     /// Notes that a connection of `owner` is closed.
     pub(super) fn disconnect(&self, owner: Owner, by: ClosedBy, now: Time) {
         let mut known = self.known.lock();
-        let left = known.states.get_mut(&owner).is_some_and(|state| state.close(by, now));
+        let state = known.states.get_mut(&owner);
+        let left = state.is_some_and(|state| state.presence.close(by, now));
         self.may_be_gone.fetch_add(usize::from(left), Ordering::Relaxed);
     }
 
@@ -155,19 +190,11 @@ impl Owners {
         }
         let id = id.get(..end).unwrap_or_default();
         let mut known = self.known.lock();
-        let node = match known.nodes.get(id) {
-            Some(node) => *node,
-            None if known.nodes.len() >= KNOWN_MAX => return Node::default(),
-            None => {
-                known.last_node = known.last_node.wrapping_add(1).max(1);
-                let node = Node(known.last_node);
-                known.nodes.insert(id.into(), node);
-                node
-            }
-        };
-        let state = known.logs.entry(node).or_default();
-        (state.open, state.left) = (state.open + 1, None);
-        (state.changed, state.heard) = (now, now);
+        let node = known.node_of(id, now);
+        if let Some(state) = known.logs.get_mut(&node) {
+            state.open += 1;
+            (state.changed, state.heard) = (now, now);
+        }
         node
     }
 
@@ -193,34 +220,130 @@ impl Owners {
 
     /// Notes a proof that `owner` lives: an end, or a sign of life, of a request that it started.
     pub(super) fn prove(&self, owner: Owner) {
+        if self.may_be_gone.load(Ordering::Relaxed) > 0 {
+            self.note_proof(&mut self.known.lock(), owner);
+        }
+    }
+
+    /// Notes that a call of `by` has ended a request that `owner` started: a proof that it lives, if the
+    /// call comes from where it was. An id that came again through another Envoy proves nothing.
+    pub(super) fn prove_by(&self, owner: Owner, by: Owner) {
         if self.may_be_gone.load(Ordering::Relaxed) == 0 {
             return;
         }
         let mut known = self.known.lock();
-        if let Some(state) = known.states.get_mut(&owner)
-            && state.left.take().is_some()
-        {
-            self.may_be_gone.fetch_sub(1, Ordering::Relaxed);
+        let origin = |of: Owner| known.states.get(&of).map(|state| state.origin);
+        if origin(by).is_some_and(|of| origin(owner) == Some(of)) {
+            self.note_proof(&mut known, owner);
         }
     }
 
-    /// The owners and nodes that are there. Owners that are gone for `grace` are forgotten.
-    pub(super) fn present(&self, grace: Duration, now: Time) -> Present {
+    fn note_proof(&self, known: &mut Known, owner: Owner) {
+        let Some(state) = known.states.get_mut(&owner) else { return };
+        if state.presence.left.take().is_none() {
+            return;
+        }
+        self.may_be_gone.fetch_sub(1, Ordering::Relaxed);
+        if state.presence.open == 0 {
+            let has_come_back = |present: &Owner| *present != owner;
+            state.follows = known.owners.get(&state.origin).copied().filter(has_come_back);
+        }
+    }
+
+    /// The owners that are gone, and the logs that are there.
+    pub(super) fn present(&self, now: Time) -> Present {
         let mut known = self.known.lock();
-        let Known { owners, states, nodes, logs, .. } = &mut *known;
-        states.retain(|_, state| {
-            let is_gone = state.is_gone(grace, now);
-            self.may_be_gone.fetch_sub(usize::from(is_gone), Ordering::Relaxed);
-            !is_gone && !state.is_idle(FORGOTTEN_AFTER, now)
-        });
-        owners.retain(|_, owner| states.contains_key(owner));
+        self.forget_gone(&mut known, now);
+        let Known { states, nodes, logs, gone, .. } = &mut *known;
+        states.retain(|_, state| !state.presence.is_idle(FORGOTTEN_AFTER, now));
         logs.retain(|_, state| !state.is_idle(FORGOTTEN_AFTER, now));
         nodes.retain(|_, node| logs.contains_key(node));
         let open = logs.iter().filter(|(_, state)| state.open > 0);
         Present {
-            owners: states.keys().copied().collect(),
+            gone: gone.keys().copied().collect(),
             logs: open.map(|(node, state)| (*node, state.heard)).collect(),
         }
+    }
+
+    /// Moves owners that are gone from those that are known to those that are gone.
+    fn forget_gone(&self, known: &mut Known, now: Time) {
+        let Known { owners, states, gone, .. } = known;
+        gone.retain(|_, since| now.since(*since) < GONE_REMEMBERED);
+        loop {
+            let is_gone = |state: &State| state.is_gone(self.grace, now, states);
+            let left: Vec<_> = { states.iter().filter(|(_, state)| is_gone(state)) }
+                .map(|(owner, _)| *owner)
+                .collect();
+            if left.is_empty() {
+                break; // an owner may have followed one that is gone
+            }
+            for owner in left {
+                states.remove(&owner);
+                if gone.len() < GONE_MAX {
+                    gone.insert(owner, now);
+                }
+            }
+        }
+        owners.retain(|_, owner| states.contains_key(owner));
+        let may_be_gone = states.values().filter(|state| state.presence.left.is_some()).count();
+        self.may_be_gone.store(may_be_gone, Ordering::Relaxed);
+    }
+}
+
+/// Removes the one that has had no connection for the longest time, if there are too many.
+fn make_room<K: Copy + Eq + Hash, V>(
+    states: &mut HashMap<K, V, RandomState>,
+    presence: impl Fn(&V) -> &Presence,
+) {
+    if states.len() < KNOWN_MAX {
+        return;
+    }
+    let closed = states.iter().filter(|(_, state)| presence(state).open == 0);
+    let longest = closed.min_by_key(|(_, state)| presence(state).changed).map(|(key, _)| *key);
+    longest.inspect(|key| drop(states.remove(key)));
+}
+
+// === impl Known ===
+
+impl Known {
+    /// The number of the Envoy of this `node.id`: another one once its log was closed by it. An unknown
+    /// one if there are too many.
+    fn node_of(&mut self, id: &str, now: Time) -> Node {
+        if let Some(node) = self.nodes.get(id) {
+            match self.logs.get(node) {
+                Some(log) if log.open > 0 || log.left.is_none() => return *node,
+                _ => _ = self.logs.remove(node),
+            }
+        }
+        make_room(&mut self.logs, |log| log);
+        if self.logs.len() >= KNOWN_MAX {
+            return Node::default();
+        }
+        let Self { nodes, logs, .. } = self;
+        if nodes.len() >= KNOWN_MAX {
+            nodes.retain(|_, node| logs.contains_key(node));
+        }
+        self.last_node = self.last_node.wrapping_add(1).max(1);
+        let node = Node(self.last_node);
+        self.nodes.insert(id.into(), node);
+        self.logs.insert(node, Presence { changed: now, ..Presence::default() });
+        node
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Whether the owner is gone: it has left, or the one has that has its connections.
+    fn is_gone(
+        &self,
+        grace: Duration,
+        now: Time,
+        states: &HashMap<Owner, Self, RandomState>,
+    ) -> bool {
+        let Presence { open, left, .. } = self.presence;
+        let has_left = left.is_some_and(|left| now.since(left) >= grace);
+        open == 0 && (has_left || self.follows.is_some_and(|of| !states.contains_key(&of)))
     }
 }
 
@@ -241,10 +364,6 @@ impl Presence {
         left
     }
 
-    fn is_gone(&self, grace: Duration, now: Time) -> bool {
-        self.open == 0 && self.left.is_some_and(|left| now.since(left) >= grace)
-    }
-
     fn is_idle(&self, lasts: Duration, now: Time) -> bool {
         self.open == 0 && now.since(self.changed) >= lasts
     }
@@ -257,9 +376,7 @@ impl Present {
     /// have stopped while the log sends others, or is gone itself.
     pub(super) fn cause(&self, start: &StartView, now: Time) -> Option<Cause> {
         let heard = start.node.and_then(|node| self.logs.get(&node));
-        let is_owned = matches!(start.owner, Owner::UNKNOWN | Owner::THIS_PROCESS)
-            || self.owners.contains(&start.owner);
-        if !is_owned && heard.is_none() {
+        if self.gone.contains(&start.owner) && heard.is_none() {
             return Some(Cause::OwnerGone);
         }
         let is_silent = start.silence.is_some_and(|Silence { sign_due, over }| {
@@ -288,12 +405,12 @@ mod tests {
     }
 
     fn is_gone(owners: &Owners, owner: Owner, now: Time) -> bool {
-        owners.present(GRACE, now).cause(&of(owner), now) == Some(Cause::OwnerGone)
+        owners.present(now).cause(&of(owner), now) == Some(Cause::OwnerGone)
     }
 
     #[test]
     fn an_owner_is_gone_a_grace_after_its_last_connection_closed() {
-        let owners = Owners::default();
+        let owners = Owners::new(GRACE);
         let owner = owners.connect(loopback(), at(0));
         assert_eq!(owners.connect(loopback(), at(0)), owner, "of whatever port");
         owners.disconnect(owner, ClosedBy::Client, at(0));
@@ -305,7 +422,7 @@ mod tests {
 
     #[test]
     fn an_envoy_that_comes_back_at_once_is_another_owner() {
-        let owners = Owners::default();
+        let owners = Owners::new(GRACE);
         let before = owners.connect(loopback(), at(0));
         owners.disconnect(before, ClosedBy::Client, at(0));
         let after = owners.connect(loopback(), at(0));
@@ -316,7 +433,7 @@ mod tests {
 
     #[test]
     fn an_end_proves_that_an_owner_without_connections_lives() {
-        let owners = Owners::default();
+        let owners = Owners::new(GRACE);
         let owner = owners.connect(loopback(), at(0));
         owners.disconnect(owner, ClosedBy::Client, at(0));
         owners.prove(owner);
@@ -326,7 +443,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_this_process_closed_proves_nothing() {
-        let owners = Owners::default();
+        let owners = Owners::new(GRACE);
         let owner = owners.connect(Origin::Socket, at(0));
         owners.disconnect(owner, ClosedBy::Server, at(0));
         assert!(!is_gone(&owners, owner, at(9_000)));
@@ -336,12 +453,12 @@ mod tests {
 
     #[test]
     fn a_start_is_silent_once_signs_of_others_came_without_its_own() {
-        let owners = Owners::default();
+        let owners = Owners::new(GRACE);
         let node = owners.connect_node("envoy", at(0));
         let owner = owners.connect(loopback(), at(0));
         let silence = Some(Silence { sign_due: at(30_000), over: at(41_000) });
         let start = StartView { owner, node: Some(node), silence };
-        let cause = |now| owners.present(GRACE, now).cause(&start, now);
+        let cause = |now| owners.present(now).cause(&start, now);
         owners.hear(node, at(29_999));
         assert_eq!(cause(at(60_000)), None, "nothing was heard of others");
         owners.hear(node, at(30_000));
@@ -351,20 +468,86 @@ mod tests {
 
     #[test]
     fn an_open_log_keeps_the_starts_of_an_owner_without_connections() {
-        let owners = Owners::default();
+        let owners = Owners::new(GRACE);
         let node = owners.connect_node("envoy", at(0));
         let owner = owners.connect(Origin::Socket, at(0));
         let start = StartView { node: Some(node), ..of(owner) };
         owners.disconnect(owner, ClosedBy::Client, at(0));
-        assert_eq!(owners.present(GRACE, at(3_000)).cause(&start, at(3_000)), None);
+        assert_eq!(owners.present(at(3_000)).cause(&start, at(3_000)), None);
         owners.disconnect_node(node, ClosedBy::Client, at(3_000));
-        let cause = owners.present(GRACE, at(3_000)).cause(&start, at(3_000));
+        let cause = owners.present(at(3_000)).cause(&start, at(3_000));
         assert_eq!(cause, Some(Cause::OwnerGone));
     }
 
     #[test]
+    fn a_proof_from_elsewhere_proves_nothing() {
+        let owners = Owners::new(GRACE);
+        let owner = owners.connect(loopback(), at(0));
+        let other = owners.connect(Origin::Socket, at(0));
+        owners.disconnect(owner, ClosedBy::Client, at(0));
+        owners.prove_by(owner, other);
+        owners.prove_by(owner, Owner::UNKNOWN);
+        assert!(is_gone(&owners, owner, at(3_000)));
+    }
+
+    #[test]
+    fn an_owner_that_has_connected_again_is_gone_with_its_new_connections() {
+        let owners = Owners::new(GRACE);
+        let before = owners.connect(loopback(), at(0));
+        owners.disconnect(before, ClosedBy::Client, at(0));
+        let after = owners.connect(loopback(), at(100));
+        owners.prove_by(before, after);
+        owners.disconnect(after, ClosedBy::Client, at(60_000));
+        let last = owners.connect(loopback(), at(60_000));
+        assert!(!is_gone(&owners, before, at(60_000)), "it follows one that may be alive");
+        owners.prove(after);
+        assert!(!is_gone(&owners, before, at(99_000)));
+        owners.disconnect(last, ClosedBy::Client, at(99_000));
+        for owner in [before, after, last] {
+            assert!(!is_gone(&owners, owner, at(101_999)));
+        }
+        let present = owners.present(at(102_000));
+        for owner in [before, after, last] {
+            assert_eq!(present.cause(&of(owner), at(102_000)), Some(Cause::OwnerGone));
+        }
+    }
+
+    #[test]
+    fn a_log_that_its_envoy_has_closed_keeps_nothing_when_another_is_opened() {
+        let owners = Owners::new(GRACE);
+        let node = owners.connect_node("envoy", at(0));
+        owners.disconnect_node(node, ClosedBy::Server, at(0));
+        assert_eq!(owners.connect_node("envoy", at(0)), node, "this process closed it");
+        let owner = owners.connect(loopback(), at(0));
+        owners.disconnect(owner, ClosedBy::Client, at(0));
+        owners.disconnect_node(node, ClosedBy::Client, at(0));
+        assert_ne!(owners.connect_node("envoy", at(0)), node);
+        let start = StartView { node: Some(node), ..of(owner) };
+        let cause = owners.present(at(3_000)).cause(&start, at(3_000));
+        assert_eq!(cause, Some(Cause::OwnerGone));
+    }
+
+    #[test]
+    fn peers_that_are_gone_make_room_for_others() {
+        let owners = Owners::new(GRACE);
+        for n in 0..2 * u32::try_from(KNOWN_MAX).unwrap() {
+            let owner = owners.connect(Origin::Address(IpAddr::from(n.to_be_bytes())), at(0));
+            assert_ne!(owner, Owner::UNKNOWN);
+            let by = if n % 2 == 0 { ClosedBy::Client } else { ClosedBy::Server };
+            owners.disconnect(owner, by, at(u64::from(n)));
+            let node = owners.connect_node(&n.to_string(), at(0));
+            assert_ne!(node, Node::default());
+            owners.disconnect_node(node, by, at(u64::from(n)));
+        }
+        let known = owners.known.lock();
+        assert!(known.states.len() <= KNOWN_MAX && known.gone.len() <= GONE_MAX);
+        assert!(known.nodes.len() <= KNOWN_MAX && known.logs.len() <= KNOWN_MAX);
+        assert!(known.owners.len() <= KNOWN_MAX);
+    }
+
+    #[test]
     fn owners_and_nodes_are_bounded() {
-        let owners = Owners::default();
+        let owners = Owners::new(GRACE);
         for n in 0..2 * u32::try_from(KNOWN_MAX).unwrap() {
             owners.connect(Origin::Address(IpAddr::from(n.to_be_bytes())), at(0));
             owners.connect_node(&n.to_string(), at(0));

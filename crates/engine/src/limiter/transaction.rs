@@ -91,7 +91,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
     pub(super) fn take_local(&mut self, request: &Request<'_>, now: Time) {
         for (at, resolved) in self.resolved.iter().enumerate() {
             let Resolved::Charged(charge) = resolved else {
-                self.shared.end_without_rule(request, at, now);
+                self.shared.end_without_rule(request, at, self.starts.owner, now);
                 self.attempts.push(None);
                 continue;
             };
@@ -127,7 +127,8 @@ impl<'a, 'r> Transaction<'a, 'r> {
             Some(HeldBy { id, .. }) => Some(id),
             None => self.shared.id_of_end(request, at).map(Some),
         };
-        let (due, attempt) = self.shared.settle_hold(charge, id?, !self.starts.is_aside, now);
+        let Begun { owner, is_aside, .. } = self.starts;
+        let (due, attempt) = self.shared.settle_hold(charge, id?, owner, !is_aside, now);
         self.covered.push((at, charge.hits - due));
         attempt
     }
@@ -293,7 +294,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
             let held = self.blank_holds(start);
             match ended {
                 Some(end) => self.shared.end_holds(&held, end, now),
-                None => self.shared.keep_unanswered(start, &held, now),
+                None => self.shared.keep_unanswered(start, self.starts.owner, &held, now),
             }
         }
         if self.failed {

@@ -240,6 +240,10 @@ impl Sink for Log {
             Stage::Ours(log) => log,
         };
         let ignored = match (entry.id(), entry.report()) {
+            (EntryId::Text(id), _) if entry.is_denied() => {
+                log.end_denied(id);
+                return Ok(());
+            }
             _ if entry.is_denied() => LogEntry::Denied,
             (EntryId::Absent, _) => LogEntry::WithoutId,
             (EntryId::Bad, _) => LogEntry::BadId,

@@ -26,6 +26,10 @@ const RENEWED_AFTER: Duration = Duration::from_millis(800);
 /// pod may wait for them.
 const KEPT_FOR: Duration = Duration::from_millis(50);
 
+/// Slots that a failure mode admits: of no lease.
+const ALONE: LeasedTokens =
+    LeasedTokens { tokens: 0, epoch: 0, starts: Time::from_nanos(0), ends: Time::from_nanos(0) };
+
 const _: () = assert!(RENEWED_AFTER.as_millis() * 4 < SLOTS_TTL.as_millis());
 
 impl KeyState {
@@ -51,14 +55,17 @@ impl KeyState {
         self.is_of_slots().then_some(Slots { pod: visit.pod, held })
     }
 
-    /// Gives back `slots` that were in use: to the request that waits first, else they lie idle, as
+    /// Gives back slots that were in use: to the request that waits first, else they lie idle, as
     /// long as the store still counts them.
-    pub(super) fn release(&mut self, slots: u64, visit: &mut Visit<'_>) {
+    pub(super) fn release(&mut self, taken: LeasedTokens, visit: &mut Visit<'_>) {
         let now = visit.now;
-        let slots = self.end_use(slots);
-        if self.is_beyond_limit(slots, now) {
+        let slots = self.end_use(taken.tokens);
+        // A failure mode has admitted them; or the slots of other requests that run are more than the
+        // limit; or nothing is known of the count any more, since its limit was lowered.
+        let is_alone = taken.ends == ALONE.ends;
+        if is_alone || self.is_beyond_limit(slots, now) || !self.buffer.is_live(now) {
             visit.asks.extend((self.asking == 0).then(|| self.statement(visit)));
-            return; // the slots of other requests that run are more than the limit
+            return; // if an ask is out, its reply leads to another one
         }
         let (epoch, ends) = (self.buffer.epoch(), self.buffer.known_until());
         let lease = LeasedTokens { tokens: slots, epoch, starts: Time::default(), ends };
@@ -87,6 +94,15 @@ impl KeyState {
         ended.into()
     }
 
+    /// After a reply by which the store counts so many slots of this pod, says if they are fewer by
+    /// now: some were given back meanwhile, and do not lie idle.
+    pub(super) fn correct_count(&mut self, counted: u64, visit: &mut Visit<'_>) {
+        let stated = self.stated(visit).map_or(counted, |slots| slots.held);
+        if stated < counted && self.asking == 0 {
+            visit.asks.push(self.statement(visit));
+        }
+    }
+
     /// Gives back at once what this pod will not use soon, above all where few slots are left:
     /// another pod may wait for them.
     pub(super) fn give_back_unused(&mut self, visit: &mut Visit<'_>) {
@@ -104,7 +120,7 @@ impl KeyState {
             return Take::Denied;
         }
         self.note_in_use(hits);
-        Take::Taken(LeasedTokens { tokens: hits, ..LeasedTokens::default() })
+        Take::Taken(LeasedTokens { tokens: hits, ..ALONE })
     }
 
     /// The refill of a grant: with it, the slots that lie idle last as long as the new ones.
@@ -156,13 +172,13 @@ impl KeyState {
 
     /// Removes all idle slots. Returns whether an ask has to be made to say so: if one is out, the
     /// one after it does.
-    fn drain_idle(&mut self, now: Time) -> bool {
+    pub(super) fn drain_idle(&mut self, now: Time) -> bool {
         let idle = self.buffer.drain(now).into_iter().flatten().count();
         idle > 0 && self.asking == 0
     }
 
     /// An ask that states what the pod has, and wants nothing.
-    fn statement(&mut self, visit: &Visit<'_>) -> Ask {
+    pub(super) fn statement(&mut self, visit: &Visit<'_>) -> Ask {
         self.note_asked(visit.now);
         let slots = self.stated(visit);
         Ask { slots, ..self.policy(visit).blank_ask(visit.key) }

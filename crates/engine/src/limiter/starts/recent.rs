@@ -67,8 +67,16 @@ impl<K: Hash + Eq + Copy, V> Recent<K, V> {
         self.newer.remove(&key).or_else(|| self.older.remove(&key))
     }
 
-    /// Forgets the notes that are too old, and returns their memory.
-    pub(super) fn forget_old(&mut self, now: Time) {
+    /// Returns the memory of notes that are gone, and forgets those that are too old.
+    pub(super) fn trim(&mut self, now: Time) {
+        self.forget_old(now);
+        if self.is_empty() {
+            (self.newer, self.older) = (HashMap::default(), HashMap::default());
+        }
+    }
+
+    /// Forgets the notes that are too old.
+    fn forget_old(&mut self, now: Time) {
         if self.is_empty() || now.since(self.began) < self.lasts {
             return;
         }
@@ -86,6 +94,18 @@ impl<K: Hash + Eq + Copy, V> Recent<K, V> {
     pub(super) fn bytes(&self) -> usize {
         let slots = |map: &HashMap<K, V, RandomState>| map.capacity().div_ceil(7) * 8;
         (slots(&self.newer) + slots(&self.older)) * (size_of::<(K, V)>() + 1)
+    }
+}
+
+impl<K: Hash + Eq + Copy> Recent<K, u32> {
+    /// Takes one of the number that is noted for `key`. Returns false if none is.
+    pub(super) fn take_one(&mut self, key: K, now: Time) -> bool {
+        let Some(noted) = self.get_mut(key, now) else { return false };
+        *noted -= 1;
+        if *noted == 0 {
+            self.remove(key, now);
+        }
+        true
     }
 }
 

@@ -100,7 +100,7 @@ pub(super) struct Start {
     pub(super) owner: Owner,
     /// The Envoy that has logged it, once one has.
     pub(super) node: Option<Node>,
-    /// Milliseconds between its last two signs of life; 0 before the first.
+    /// The longest time without a sign of life, in milliseconds, once one has come; else 0.
     pub(super) interval_ms: u32,
     /// When it began, or gave the last sign of life.
     pub(super) seen: Time,
@@ -109,7 +109,8 @@ pub(super) struct Start {
     pub(super) is_aside: bool,
     /// A start of the same call under another id.
     pub(super) next: Option<StartId>,
-    /// The hashes of the descriptors that are to hold something, which their ends have too.
+    /// The hashes of the descriptors that are to hold something, which their ends have too, until the
+    /// verdict is made.
     pub(super) descriptors: SmallVec<[u64; 2]>,
     /// The holds of its descriptors, each with the hash that the end has too.
     pub(super) held: SmallVec<[(u64, Hold); 1]>,
@@ -129,9 +130,22 @@ pub(super) enum Phase {
 // === impl Start ===
 
 impl Start {
-    /// Whether it waits for its verdict, and is to hold something for this descriptor.
+    /// The hashes of the descriptors that hold something, or are about to.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = u64> {
+        let about_to = self.descriptors.iter().copied();
+        about_to.chain(self.held.iter().map(|(of, _)| *of))
+    }
+
+    /// Whether it waits for its verdict, and is to hold something for this descriptor, whose cost is
+    /// not known.
     pub(super) fn asks_for(&self, descriptor: u64) -> bool {
-        self.phase == Phase::Asking && self.descriptors.contains(&descriptor)
+        matches!(self.phase, Phase::Asking | Phase::Ended(End::Unknown))
+            && self.descriptors.contains(&descriptor)
+    }
+
+    /// Whether it took nothing, and waits for the cost that the log may tell.
+    pub(super) fn is_blank(&self) -> bool {
+        self.held.iter().all(|(_, hold)| hold.hits == 0)
     }
 
     /// How long it may last after its last sign of life.
@@ -140,11 +154,14 @@ impl Start {
     }
 
     /// Notes a sign of life, which `node` has logged. The longest interval counts: signs that come
-    /// together, after a stall of this process, say nothing of those to come.
-    pub(super) fn note_sign(&mut self, node: Node, now: Time) {
-        let interval = now.since(self.seen).max(SIGN_INTERVAL_MIN).as_millis();
-        let interval = u32::try_from(interval).unwrap_or(u32::MAX);
-        self.interval_ms = self.interval_ms.max(interval);
+    /// together, after a stall of this process, say nothing of those to come. One that may be of
+    /// another start of its id tells nothing of it.
+    pub(super) fn note_sign(&mut self, node: Node, is_its_own: bool, now: Time) {
+        if is_its_own {
+            let interval = now.since(self.seen).max(SIGN_INTERVAL_MIN).as_millis();
+            let interval = u32::try_from(interval).unwrap_or(u32::MAX);
+            self.interval_ms = self.interval_ms.max(interval);
+        }
         (self.node, self.seen) = (Some(node), now);
     }
 

@@ -1,16 +1,21 @@
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::LazyLock;
 
 use proptest::prelude::*;
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::Entry;
 use ratelease_rules::{Algorithm, Limit, Unit};
+use smallvec::smallvec;
 
+use super::part::{BLANK_MAX, FEW, STARTS_OF_ID_MAX};
 use super::*;
 use crate::buffer::LeasedTokens;
 
 /// The time of the holds in these tests.
 const LASTS: Duration = Duration::from_secs(120);
+
+/// A caller that is known.
+const ENVOY: Owner = Owner::THIS_PROCESS;
 
 /// The time of most events.
 const NOW: Time = at(1);
@@ -79,12 +84,12 @@ fn take(starts: &Starts, id: HoldId, hold: Hold, now: Time) -> bool {
 
 /// Returns the tokens that come back, and the hits to be charged, by a settlement of so many hits.
 fn settle(starts: &Starts, id: HoldId, hits: u64) -> Option<(LeasedTokens, u64)> {
-    match starts.settle(id, true, NOW) {
+    match starts.settle(id, ENVOY, true, NOW) {
         Settlement::Of(hold, _) => {
             let (unspent, due) = hold.settled(End::Cost(hits));
             Some((unspent.tokens, due))
         }
-        Settlement::OfNothing | Settlement::Unknown => None,
+        _ => None,
     }
 }
 
@@ -233,29 +238,60 @@ fn a_start_whose_envoy_is_gone_ends_as_its_rule_says() {
 fn a_start_that_is_asked_for_ends_by_its_verdict() {
     let starts = Starts::default();
     let start = begin(&starts, id(1), NOW);
-    assert_eq!(starts.settle(id(1), true, NOW), Settlement::OfNothing);
+    assert_eq!(starts.settle(id(1), Owner::UNKNOWN, true, NOW), Settlement::OfNothing);
     assert!(starts.hold(start, id(1).descriptor, hold(100)));
     let (held, end) = starts.conclude(start, NOW).expect("its end came meanwhile");
     assert_eq!((held.len(), end), (1, End::Charged));
     assert_eq!(count(&starts, HoldCounter::InForce), 0);
     // An entry of the log tells the cost.
     let start = begin(&starts, id(1), NOW);
-    assert_eq!(starts.end(id(1).request, End::Cost(7), NOW), Some((Owner::UNKNOWN, Held::new())));
+    assert_eq!(
+        starts.end(id(1).request, End::Cost(7), NOW),
+        Some((smallvec![Owner::UNKNOWN], Held::new()))
+    );
     assert_eq!(starts.forget(start), Some((Held::new(), Some(End::Cost(7)))));
 }
 
 #[test]
 fn an_end_before_its_start_leaves_it_nothing_to_take() {
     let starts = Starts::default();
-    assert_eq!(starts.settle(id(1), true, NOW), Settlement::Unknown);
-    let begun = |n| try_begin(&starts, id(n), &hold(1), false, at(5));
-    assert_eq!(begun(1), Begun::Ended(End::Charged));
-    assert!(matches!(begun(1), Begun::Open(_)), "once");
+    let soon = NOW + Duration::from_millis(900);
+    let begun = |n, now| try_begin(&starts, id(n), &hold(1), false, now);
+    assert_eq!(starts.settle(id(1), ENVOY, true, NOW), Settlement::Unknown);
+    assert_eq!(begun(1, soon), Begun::Ended(End::Charged));
+    assert!(matches!(begun(1, soon), Begun::Open(_)), "once");
     assert_eq!(starts.end(id(2).request, End::Cost(9), NOW), None);
-    assert_eq!(begun(2), Begun::Ended(End::Cost(9)));
+    assert_eq!(begun(2, at(5)), Begun::Ended(End::Cost(9)));
     assert_eq!(starts.end(id(3).request, End::Unknown, NOW), None);
-    let late = try_begin(&starts, id(3), &hold(1), false, at(12));
-    assert!(matches!(late, Begun::Open(_)), "it is forgotten after seconds");
+    assert!(matches!(begun(3, at(12)), Begun::Open(_)), "it is forgotten after seconds");
+    assert_eq!(starts.settle(id(4), ENVOY, true, at(20)), Settlement::Unknown);
+    assert!(matches!(begun(4, at(22)), Begun::Open(_)), "that of a call after a second");
+}
+
+#[test]
+fn a_cost_that_a_call_has_told_is_not_charged_by_the_log_too() {
+    let starts = Starts::default();
+    assert_eq!(starts.settle(id(1), ENVOY, true, NOW), Settlement::Unknown);
+    assert_eq!(starts.end(id(1).request, End::Cost(9), at(3)), None);
+    let begun = try_begin(&starts, id(1), &hold(1), false, at(4));
+    assert_eq!(begun, Begun::Ended(End::Charged));
+}
+
+/// A client of its own ends each start, also one that was denied, and may use its id again.
+#[test]
+fn an_end_by_an_unknown_caller_refuses_no_later_start() {
+    let starts = Starts::default();
+    assert_eq!(starts.settle(id(1), Owner::UNKNOWN, true, NOW), Settlement::Unknown);
+    let begun = try_begin(&starts, id(1), &hold(1), false, NOW);
+    assert!(matches!(begun, Begun::Open(_)));
+}
+
+#[test]
+fn the_end_of_one_descriptor_refuses_no_start_of_another() {
+    let starts = Starts::default();
+    let other = HoldId { descriptor: 7, ..id(1) };
+    assert_eq!(starts.settle(other, ENVOY, true, NOW), Settlement::Unknown);
+    assert!(matches!(try_begin(&starts, id(1), &hold(1), false, NOW), Begun::Open(_)));
 }
 
 /// Envoy sends an end for a denied request too. A client that chooses its id sends one for many.
@@ -269,10 +305,10 @@ fn the_end_of_a_denied_start_frees_no_other_of_its_id() {
         starts.note_denied(id(1), NOW);
     }
     for _ in 0..25 {
-        assert_eq!(starts.settle(id(1), true, NOW), Settlement::OfNothing);
+        assert_eq!(starts.settle(id(1), Owner::UNKNOWN, true, NOW), Settlement::OfNothing);
     }
     assert_eq!(count(&starts, HoldCounter::InForce), 5);
-    assert!(matches!(starts.settle(id(1), true, NOW), Settlement::Of(..)));
+    assert!(matches!(starts.settle(id(1), Owner::UNKNOWN, true, NOW), Settlement::Of(..)));
 }
 
 #[test]
@@ -284,8 +320,8 @@ fn an_undone_start_and_its_candidate_hold_nothing() {
     let Begun::Open(aside) = try_begin(&starts, id(1), &slot(), true, NOW) else { panic!() };
     starts.hold(aside, 7, Hold { key: Key::for_test(2), ..slot() });
     starts.conclude(aside, NOW);
-    let (held, next) = starts.undo(own).unwrap();
-    assert_eq!((held.len(), next), (2, None));
+    let undone = starts.undo(own).unwrap();
+    assert_eq!((undone.held.len(), undone.next), (2, None));
     assert_eq!(starts.undo(own), None);
     assert_eq!(count(&starts, HoldCounter::InForce), 0);
 }
@@ -300,6 +336,73 @@ fn an_entry_of_the_log_ends_all_that_its_request_holds() {
     let (_, held) = starts.end(id(1).request, End::Cost(0), NOW).unwrap();
     assert_eq!(held.len(), 2);
     assert_eq!(starts.end(id(1).request, End::Cost(0), NOW), None, "twice");
+}
+
+/// A start of the same request, by another filter: of the descriptor of this hash.
+fn take_of(starts: &Starts, request: RequestId, descriptor: u64) {
+    assert!(take(starts, HoldId { request, descriptor }, slot(), NOW));
+}
+
+#[test]
+fn an_entry_of_the_log_ends_what_each_filter_has_started() {
+    let starts = Starts::default();
+    let request = id(1).request;
+    for descriptor in [1, 2, 1] {
+        take_of(&starts, request, descriptor);
+    }
+    let (owners, held) = starts.end(request, End::Unknown, NOW).unwrap();
+    assert_eq!((owners.len(), held.len()), (2, 2));
+    let (_, held) = starts.end(request, End::Unknown, NOW).unwrap();
+    assert_eq!(held.len(), 1, "the other start of descriptor 1 was of another request");
+}
+
+#[test]
+fn a_denial_by_one_filter_ends_what_others_have_started() {
+    let starts = Starts::default();
+    let request = id(1).request;
+    take_of(&starts, request, 1);
+    starts.note_denied(HoldId { request, descriptor: 2 }, NOW);
+    assert_eq!(starts.end_denied(request, NOW).len(), 1);
+    assert_eq!(starts.end_denied(request, NOW).len(), 0);
+    assert!(matches!(try_begin(&starts, id(1), &hold(1), false, NOW), Begun::Open(_)));
+}
+
+#[test]
+fn a_denial_ends_no_start_of_another_request_of_its_id() {
+    let starts = Starts::default();
+    let request = id(1).request;
+    take_of(&starts, request, 1);
+    starts.note_denied(HoldId { request, descriptor: 1 }, NOW);
+    assert_eq!(starts.end_denied(request, NOW).len(), 0);
+    assert_eq!(count(&starts, HoldCounter::InForce), 1);
+}
+
+#[test]
+fn requests_without_answer_take_a_small_part_of_the_room() {
+    let starts = Starts::default();
+    let blank = |n| {
+        let start = StartId { request: id(n).request, number: 0 };
+        let held = smallvec![(id(n).descriptor, hold(0))];
+        starts.keep_unanswered(start, ENVOY, held, NOW);
+    };
+    (0..HOLDS_MAX as u64).for_each(blank);
+    let kept = (0..HOLDS_MAX as u64).filter(|n| starts.has(id(*n))).count();
+    assert!(kept <= PARTS * BLANK_MAX && kept > PARTS * BLANK_MAX * 9 / 10, "{kept}");
+}
+
+/// Descriptors that hold nothing take no memory once the verdict is made.
+#[test]
+fn a_start_keeps_only_the_descriptors_that_hold_something() {
+    let starts = Starts::default();
+    let many: Vec<u64> = (0..256).collect();
+    let first = (Key::for_test(1), false);
+    let start = Beginning { descriptors: &many, first, owner: ENVOY, is_aside: false };
+    let Begun::Open(start) = starts.begin(id(1).request, start, NOW) else { panic!() };
+    assert!(starts.has(HoldId { descriptor: 255, ..id(1) }));
+    starts.hold(start, 7, hold(1));
+    starts.conclude(start, NOW);
+    assert!(starts.has(HoldId { descriptor: 7, ..id(1) }));
+    assert!(!starts.has(HoldId { descriptor: 255, ..id(1) }));
 }
 
 #[test]
@@ -347,7 +450,7 @@ fn nothing_takes_memory_once_nothing_is_held() {
     let starts = Starts::default();
     for n in 0..10_000 {
         take(&starts, id(n), Hold { key: Key::for_test(n), ..hold(1) }, at(0));
-        starts.settle(id(1_000_000 + n), true, at(0));
+        starts.settle(id(1_000_000 + n), Owner::UNKNOWN, true, at(0));
         starts.note_denied(id(2_000_000 + n), at(0));
     }
     assert!(count(&starts, HoldCounter::Bytes) > 10_000 * size_of::<Hold>() as u64);
@@ -392,7 +495,7 @@ fn the_end_of_another_descriptor_leaves_a_start_that_is_asked_for() {
     let start = begin(&starts, id(1), NOW);
     let other = HoldId { descriptor: 7, ..id(1) };
     assert!(!starts.has(other) && starts.has(id(1)));
-    assert_eq!(starts.settle(other, true, NOW), Settlement::Unknown);
+    assert_eq!(starts.settle(other, Owner::UNKNOWN, true, NOW), Settlement::Unknown);
     assert_eq!(starts.conclude(start, NOW), None);
 }
 

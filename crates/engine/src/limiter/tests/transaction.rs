@@ -143,7 +143,8 @@ async fn what_is_not_decided_at_once_is_settled_refunded_and_charged_once() {
 
 /// Decides `key` aside. Returns the verdict, if there is one.
 fn aside(pod: &Limiter, rules: &Rules, key: &'static str) -> Option<Code> {
-    let decided = pod.decide_aside(rules, &request(&[key]), pod.clock().now(), Owner::UNKNOWN);
+    let decided =
+        pod.decide_aside(rules, &request(&[key]), pod.clock().now(), Owner::UNKNOWN, true);
     decided.map(|verdict| verdict.code)
 }
 
