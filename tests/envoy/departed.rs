@@ -1,6 +1,7 @@
 //! Clients that leave while their requests start: Envoy cancels the call, or resets it after the answer,
 //! and none of that may keep a slot.
 
+use std::fs;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -11,7 +12,7 @@ use tokio::time::sleep;
 
 use crate::logs::{TYPE, logging};
 use crate::stand::{MACHINE, PATIENT, Rules, before, clear_of_midnight};
-use crate::support::envoy::{Envoy, EnvoyOptions};
+use crate::support::envoy::{Envoy, EnvoyOptions, filter};
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::Cluster;
 
@@ -113,4 +114,34 @@ async fn only_starts_that_an_envoy_has_read_stay_until_it_is_killed() {
     pod.process.until("free of holds", SOON, freed).await;
     assert_eq!(pod.count("holds_released_envoy_gone"), holds);
     pod.is_unharmed();
+}
+
+/// Two filters of a listener ask about one request, each in a domain of its own. A denial by the second
+/// one ends what the first one has started.
+#[tokio::test]
+async fn an_entry_ends_what_every_filter_has_started() {
+    let _shared = MACHINE.read().await;
+    clear_of_midnight().await;
+    for (first, second, limit, status) in
+        [("both-first", "both-second", 3, 200), ("one-first", "one-second", 0, 429)]
+    {
+        let text = |domain: &str, limit: u64| {
+            let limit = format!("requests_per_unit: {limit}, algorithm: concurrency");
+            let rule = format!("- {{key: request, rate_limit: {{{limit}, hold: {{for: 10m}}}}}}");
+            format!("domain: {domain}\ndescriptors:\n{rule}\n")
+        };
+        let rules = Rules::new(&text(first, 3));
+        fs::write(rules.path().join("second.yaml"), text(second, limit)).expect("a file");
+        let pod = Ratelease::start(rules.path(), &Cluster::shared().places(), &PATIENT).await;
+        let options = |domain| EnvoyOptions { rate_limits: id(), ..before(domain, &[&pod]) };
+        let filters = vec![filter("ratelimit", options(first).filter_config())];
+        let options = EnvoyOptions { filters, ..options(second) };
+        let envoy = Envoy::start(logging(options, "0.005s")).await;
+        for _ in 0..30 {
+            assert_eq!(envoy.get("/", &[]).await.status, status);
+            let freed = async || pod.count("holds") == 0;
+            pod.process.until("free of holds", SOON, freed).await;
+        }
+        pod.is_unharmed();
+    }
 }

@@ -69,7 +69,8 @@ impl EnvoyOptions {
         }
     }
 
-    fn filter_config(&self) -> Value {
+    /// The configuration of the rate limit filter.
+    pub(crate) fn filter_config(&self) -> Value {
         let mut config = json!({
             "@type": "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit",
             "domain": self.domain,
