@@ -117,7 +117,7 @@ async fn only_starts_that_an_envoy_has_read_stay_until_it_is_killed() {
 }
 
 /// Two filters of a listener ask about one request, each in a domain of its own. A denial by the second
-/// one ends what the first one has started.
+/// filter ends the start of the first.
 #[tokio::test]
 async fn an_entry_ends_what_every_filter_has_started() {
     let _shared = MACHINE.read().await;

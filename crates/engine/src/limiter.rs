@@ -210,8 +210,7 @@ impl Limiter {
     /// requests to come, and this one is not charged. A settlement is applied in any case. A slot of
     /// a leaky bucket is taken and not waited for. Needs no runtime, and returns at once.
     ///
-    /// What a request holds ends at once unless it `runs`: one that was denied has no end that it might
-    /// come back with.
+    /// The holds of a request that does not run (`runs`) end at once: a denied request may have no end.
     pub fn decide_aside<'r>(
         &self,
         rules: &'r Rules,

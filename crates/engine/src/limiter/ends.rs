@@ -226,7 +226,7 @@ impl Shared {
         ids.into_iter().find(is_open)
     }
 
-    /// Ends what a candidate's rules have started.
+    /// Ends the starts of a candidate's rules.
     pub(super) fn end_aside(&self, start: Option<StartId>, now: Time) {
         let mut next = start;
         while let Some(start) = next {

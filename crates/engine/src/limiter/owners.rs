@@ -22,8 +22,7 @@ use super::starts::{Cause, Silence, StartView};
 use crate::time::Time;
 
 /// The largest number of owners, and of nodes, that are known at a time. Those without connections
-/// make room for others. What an owner starts that is not known lives until its end, or for the time
-/// of its rule.
+/// make room for others. A start of an unknown owner lives until its end, or for the time of its rule.
 const KNOWN_MAX: usize = 4096;
 
 /// The largest number of owners that are remembered to be gone.
@@ -94,7 +93,7 @@ struct Known {
     last_node: u32,
 }
 
-/// What is known of an owner.
+/// The origin and the connections of an owner.
 #[derive(Debug, Clone, Copy)]
 struct State {
     origin: Origin,
@@ -513,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_its_envoy_has_closed_keeps_nothing_when_another_is_opened() {
+    fn a_log_that_its_envoy_closed_keeps_no_starts() {
         let owners = Owners::new(GRACE);
         let node = owners.connect_node("envoy", at(0));
         owners.disconnect_node(node, ClosedBy::Server, at(0));

@@ -101,7 +101,7 @@ pub enum Settlement {
 pub struct Undone {
     /// The Envoy that asked.
     pub owner: Owner,
-    /// What it held, and what the candidate's did.
+    /// The holds of the start and of the candidate's.
     pub held: Held,
     /// The start of the same call under another id.
     pub next: Option<StartId>,
@@ -175,7 +175,8 @@ impl Starts {
         }
     }
 
-    /// Removes `start`, whose answer was not read, and that of a candidate; `None` if it has ended.
+    /// Removes `start`, whose answer was not read, and the candidate's start of the same request. Returns
+    /// `None` if it has ended.
     pub fn undo(&self, start: StartId) -> Option<Undone> {
         let mut part = self.part(start.request).lock();
         let Start { owner, next, .. } = *part.find(start)?;
@@ -221,14 +222,13 @@ impl Starts {
     }
 
     /// Ends the request of this `id` with all that it holds: the oldest start of each descriptor, also
-    /// those of a candidate. Returns their owners too. `None` if no start is open; then the end is
-    /// remembered, for a start that comes after it.
+    /// starts of a candidate. Returns the owners and the holds. If no start is open, the end is remembered
+    /// for a start that comes after it, and `None` is returned.
     pub fn end(&self, id: RequestId, end: End, now: Time) -> Option<(SmallVec<[Owner; 1]>, Held)> {
         self.part(id).lock().end(id, end, now)
     }
 
-    /// Ends what the request of this `id` holds, since one of several calls for it was denied. Returns
-    /// that.
+    /// Ends the request of this `id`, since one of several calls for it was denied. Returns its holds.
     pub fn end_denied(&self, id: RequestId, now: Time) -> Held {
         self.part(id).lock().end_denied(id, now)
     }

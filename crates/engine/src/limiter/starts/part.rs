@@ -25,8 +25,8 @@ const CROWDED: usize = PART_MAX / 4 * 3;
 /// The holds that a key may have in a crowded part: some 128 in all.
 pub(super) const FEW: u32 = 4;
 
-/// Below this number in a part, those of each key are counted no more. It is far below [`CROWDED`],
-/// from where on they are, since counting them looks at all.
+/// Below this number in a part, the holds of each key are counted no more. It is far below [`CROWDED`],
+/// where the counting begins, since a count looks at all holds.
 const UNCROWDED: usize = CROWDED / 2;
 
 /// Above this number in a part, only slots are held.
@@ -241,7 +241,7 @@ impl Part {
             return Settlement::Counted;
         }
         if is_denied {
-            // Its cost is counted now, and not by the log too.
+            // The cost is counted now, and not by the log too.
             self.take_hold(id, Start::is_blank);
             return Settlement::OfNothing;
         }
@@ -322,8 +322,8 @@ impl Part {
         Some((owners, held))
     }
 
-    /// Ends what a request has started that another filter has denied then. A start of a descriptor that
-    /// was denied is of another request of this id.
+    /// Ends the starts of a request that another filter has denied. If a descriptor of a start was denied
+    /// too, the start is of another request with this id.
     pub(super) fn end_denied(&mut self, id: RequestId, now: Time) -> Held {
         let mut held = Held::new();
         for number in self.one_of_each_descriptor(id) {
@@ -399,7 +399,7 @@ impl Part {
         of_key.into_iter().map(|id| self.drop_slots(id, key)).sum()
     }
 
-    /// Removes what a start holds of `key`. Returns the number of its slots.
+    /// Removes the holds of a start under `key`. Returns the number of their slots.
     fn drop_slots(&mut self, id: StartId, key: Key) -> u64 {
         let Some(start) = self.find(id) else { return 0 };
         let (dropped, kept) = take(&mut start.held).into_iter().partition(|(_, it)| it.key == key);

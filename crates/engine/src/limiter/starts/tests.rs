@@ -269,7 +269,7 @@ fn an_end_before_its_start_leaves_it_nothing_to_take() {
 }
 
 #[test]
-fn a_cost_that_a_call_has_told_is_not_charged_by_the_log_too() {
+fn a_cost_told_by_a_call_and_the_log_is_charged_once() {
     let starts = Starts::default();
     assert_eq!(starts.settle(id(1), ENVOY, true, NOW), Settlement::Unknown);
     assert_eq!(starts.end(id(1).request, End::Cost(9), at(3)), None);
