@@ -167,8 +167,8 @@ impl Control {
             counts: counts.clone(),
             objects: ObjectCounts::default(),
         });
-        if let (Some(client), Some(any_domain)) = (cluster, settings.kubernetes_rules) {
-            tasks.spawn(objects::follow(client, Arc::clone(&app), any_domain));
+        if let (Some(client), Some(scope)) = (cluster, settings.kubernetes_rules) {
+            tasks.spawn(objects::follow(client, Arc::clone(&app), scope));
         }
         let (end, ended) = oneshot::channel::<()>();
         let ended = ended.map(|_| ()).shared();

@@ -84,6 +84,10 @@ pub fn render_rollout(
 
 /// Adds the metrics of objects of Kubernetes to the page.
 pub fn render_objects(text: &mut String, counts: &ObjectCounts) {
+    let name = "ratelease_control_objects_followed";
+    let help = "1 if this process is to follow objects of Kubernetes, once no other replica does.";
+    family(text, name, "gauge", help);
+    sample(text, name, "", u8::from(counts.is_to_follow.load(Ordering::Relaxed)));
     let name = "ratelease_control_objects_connected";
     let help = "1 in the replica that follows objects of Kubernetes, while the API server answers.";
     family(text, name, "gauge", help);

@@ -36,7 +36,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
-use self::api_server::{EVENTS_MAX, Event, watch, write_statuses};
+use self::api_server::{EVENTS_MAX, Event, cluster, watch, write_statuses};
 use self::object::{ApiObject, Faults, Key, Object};
 use self::plan::{Change, Plan, Verdict, namespace_of, plan};
 use self::status::{Basis, Pods, Status};
@@ -93,6 +93,8 @@ const KEPT_OF_CHANGE: usize = 1 << 10;
 /// What `/metrics` shows.
 #[derive(Debug, Default)]
 pub struct ObjectCounts {
+    /// Whether this process is to follow objects, once no other replica does.
+    pub is_to_follow: AtomicBool,
     /// Whether this process follows the objects, and the API server answers.
     pub is_connected: AtomicBool,
     /// Objects that are accepted.
@@ -112,32 +114,73 @@ impl ObjectCounts {
     }
 }
 
-/// Follows the objects of a cluster, and publishes what they say. Namespaces of `any_domain` may
-/// define any domain. It does not return.
-pub async fn follow(client: Client, app: Arc<App>, any_domain: BTreeSet<String>) {
+/// Which objects are followed, and what they may define.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Namespaces whose objects may define any domain.
+    pub any_domain: BTreeSet<String>,
+    /// The cluster that takes the place of the one whose objects the database has.
+    pub cluster: Option<String>,
+}
+
+/// Follows the objects of a cluster, and publishes what they say. It does not return.
+pub async fn follow(client: Client, app: Arc<App>, scope: Scope) {
+    app.objects.is_to_follow.store(true, Ordering::Relaxed);
+    let mut last = String::new();
     loop {
-        let why = match lead(&client, &app, &any_domain).await {
+        let why = match lead(&client, &app, &scope).await {
             Ok(()) => "the watch has ended".to_owned(),
             Err(error) => error.to_string(),
         };
         app.objects.reset();
-        warn!("objects are not followed: {why}; rules stay as they are");
+        if why != last {
+            warn!("objects are not followed: {why}; rules stay as they are");
+            last = why;
+        }
         sleep(PAUSE).await;
     }
 }
 
+/// Makes sure that the database is of this cluster: objects that it lacks would take the rules of
+/// another one along.
+async fn check_cluster(client: &Client, app: &App, scope: &Scope) -> Result<(), StoreError> {
+    let here = cluster(client).await.map_err(|why| {
+        StoreError::Unavailable(format!("the API server does not say which cluster it is: {why}"))
+    })?;
+    let named = scope.cluster.as_deref();
+    if named.is_some_and(|named| named != here) {
+        let why = format!(
+            "the API server is of the cluster {here}, and CONTROL_KUBERNETES_CLUSTER names another \
+             one"
+        );
+        return Err(StoreError::Unavailable(why));
+    }
+    match app.store.cluster().await? {
+        Some(known) if known == here => Ok(()),
+        Some(known) if named.is_none() => {
+            let why = format!(
+                "the database has the rules of the cluster {known}, and the API server is of the \
+                 cluster {here}: give each cluster a database of its own. If this cluster takes the \
+                 place of that one, set CONTROL_KUBERNETES_CLUSTER={here}: then the rules of objects \
+                 that it does not have are removed"
+            );
+            Err(StoreError::Unavailable(why))
+        }
+        _ => app.store.set_cluster(&here).await,
+    }
+}
+
 /// Follows the objects while no other replica does.
-async fn lead(
-    client: &Client,
-    app: &Arc<App>,
-    any_domain: &BTreeSet<String>,
-) -> Result<(), StoreError> {
+async fn lead(client: &Client, app: &Arc<App>, scope: &Scope) -> Result<(), StoreError> {
+    // Before the lock, which a replica of the right cluster may wait for.
+    within(CHECK_MAX + CHECK_MAX, "the cluster", check_cluster(client, app, scope)).await??;
     let mut lead = app.store.lead().await?;
+    within(CHECK_MAX + CHECK_MAX, "the cluster", check_cluster(client, app, scope)).await??;
     info!("following the RateLimitRules of the cluster");
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let (statuses, waiting) = mpsc::channel(STATUSES_MAX);
     let mut tasks = JoinSet::new(); // which end with it
-    let mut follower = Follower::new(Arc::clone(app), any_domain.clone());
+    let mut follower = Follower::new(Arc::clone(app), scope.any_domain.clone());
     tasks.spawn(watch(client.clone(), sender, Arc::clone(&follower.list_again)));
     tasks.spawn(write_statuses(client.clone(), waiting));
     let mut tick = interval(TICK);

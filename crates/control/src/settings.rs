@@ -16,6 +16,7 @@ use ratelease_cli::settings::{
 use ratelease_tls::ServerFiles;
 
 use crate::auth::Access;
+use crate::objects::Scope;
 use crate::push::Selection;
 use crate::rates::RateSettings;
 use crate::store::Database;
@@ -126,6 +127,10 @@ settings! {
         /// Namespaces whose objects may define any domain; may be given again for another one
         "CONTROL_KUBERNETES_ANY_DOMAIN" => kubernetes_any_domain: BTreeSet<String> =
             optional("NAMESPACE", namespaces).repeated();
+        /// The uid of the namespace kube-system of the cluster whose objects are followed, if it
+        /// takes the place of another cluster in this database; no other cluster is followed then
+        "CONTROL_KUBERNETES_CLUSTER" => kubernetes_cluster: Option<String> =
+            optional("UID", uid);
         /// Maximum bytes of all published rules together, which is what a pod accepts in one
         /// message
         "CONTROL_PUSH_BYTES_MAX" => push_bytes_max: usize =
@@ -168,8 +173,8 @@ pub struct Settings {
     pub token_file: Option<PathBuf>,
     /// Which node gets what.
     pub selection: Selection,
-    /// The namespaces whose objects may define any domain, if objects of Kubernetes are followed.
-    pub kubernetes_rules: Option<BTreeSet<String>>,
+    /// Which objects of Kubernetes are followed, if any are.
+    pub kubernetes_rules: Option<Scope>,
     /// Maximum bytes of all published rules together.
     pub push_bytes_max: usize,
     /// Maximum bytes of the published rules of one domain.
@@ -244,7 +249,10 @@ impl Settings {
             pods_tls,
             token_file: given.token_file,
             selection: Selection(given.node_domains),
-            kubernetes_rules: given.kubernetes_rules.then_some(given.kubernetes_any_domain),
+            kubernetes_rules: given.kubernetes_rules.then_some(Scope {
+                any_domain: given.kubernetes_any_domain,
+                cluster: given.kubernetes_cluster,
+            }),
             push_bytes_max: given.push_bytes_max,
             domain_bytes_max: given.domain_bytes_max.unwrap_or(given.push_bytes_max / 4),
             pod_memory: given.pod_memory,
@@ -294,6 +302,11 @@ impl Given {
             let fix = "give --kubernetes-rules, or remove it";
             faults.add(Fault::new("CONTROL_KUBERNETES_ANY_DOMAIN", problem, fix));
         }
+        if self.kubernetes_cluster.is_some() && !self.kubernetes_rules {
+            let problem = "has no effect without CONTROL_KUBERNETES_RULES";
+            let fix = "give --kubernetes-rules, or remove it";
+            faults.add(Fault::new("CONTROL_KUBERNETES_CLUSTER", problem, fix));
+        }
         for (name, _) in files.iter().filter(|(_, file)| has_tls && file.is_none()) {
             let problem = "a certificate, its key and the CA of pods go together, and this one is \
                            missing";
@@ -332,6 +345,14 @@ fn namespaces(text: &str) -> Result<BTreeSet<String>, Expected> {
     let all: BTreeSet<_> = text.split(';').map(str::trim).map(str::to_owned).collect();
     let expected = || Expected::new("names of namespaces").example("platform");
     all.iter().all(|name| is_name(name)).then_some(all).ok_or_else(expected)
+}
+
+/// Reads the uid of a namespace.
+fn uid(text: &str) -> Result<Option<String>, Expected> {
+    let is_uid = (1..=64).contains(&text.len()) && text.chars().all(|it| it.is_ascii_graphic());
+    let expected =
+        || Expected::new("the uid of a namespace").example("8c3d1f0e-5b1c-4a0e-9d55-0f6f3a0a4c11");
+    is_uid.then(|| Some(text.to_owned())).ok_or_else(expected)
 }
 
 /// Reads the domains of nodes, which `;` separates.
@@ -451,9 +472,10 @@ mod tests {
     fn objects_are_followed_if_that_is_asked_for() {
         assert_eq!(resolve(&[]).unwrap().kubernetes_rules, None);
         let follow = ["--kubernetes-rules"];
-        assert_eq!(resolve(&follow).unwrap().kubernetes_rules, Some(BTreeSet::new()));
+        assert_eq!(resolve(&follow).unwrap().kubernetes_rules.unwrap().any_domain, BTreeSet::new());
         let any = ["--kubernetes-any-domain", "platform", "--kubernetes-any-domain", "edge-1"];
         let found = resolve(&[&follow[..], &any].concat()).unwrap().kubernetes_rules.unwrap();
+        let found = found.any_domain;
         assert_eq!(found, BTreeSet::from(["edge-1".to_owned(), "platform".to_owned()]));
         let alone = resolve(&any).unwrap_err();
         assert!(alone.contains("no effect without CONTROL_KUBERNETES_RULES"), "{alone}");

@@ -239,6 +239,27 @@ impl Store {
         }
     }
 
+    /// The uid of the cluster whose objects define domains; `None` if none ever did.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn cluster(&self) -> StoreResult<Option<String>> {
+        let query = sqlx::query_as("SELECT uid FROM cluster WHERE id = 1");
+        let found: Option<(String,)> = query.fetch_optional(&self.pool).await?;
+        Ok(found.map(|(uid,)| uid))
+    }
+
+    /// From now on the objects of this cluster define domains.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn set_cluster(&self, uid: &str) -> StoreResult<()> {
+        let sql = "INSERT INTO cluster (id, uid) VALUES (1, $1) \
+                   ON CONFLICT (id) DO UPDATE SET uid = excluded.uid";
+        sqlx::query(sql).bind(uid.to_owned()).execute(&self.pool).await?;
+        Ok(())
+    }
+
     /// Which database it is.
     pub fn backend(&self) -> Backend {
         self.backend
@@ -431,7 +452,7 @@ impl From<serde_json::Error> for StoreError {
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 10] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 11] = [
     (1, "schema", shared(include_str!("../migrations/0001_schema.sql"))),
     (
         2,
@@ -464,6 +485,7 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 10] = [
     (8, "answer locations", shared(include_str!("../migrations/0008_answer_locations.sql"))),
     (9, "owners", shared(include_str!("../migrations/0009_owners.sql"))),
     (10, "fleets", shared(include_str!("../migrations/0010_fleets.sql"))),
+    (11, "cluster", shared(include_str!("../migrations/0011_cluster.sql"))),
 ];
 
 /// The same SQL for both databases.

@@ -44,6 +44,11 @@ const STATUS_PAUSE: Duration = Duration::from_millis(20);
 enum Lost {
     #[error("{0}")]
     Client(kube::Error),
+    #[error(
+        "it does not know the kind RateLimitRules: install its definition with `kubectl apply -f \
+         deploy/helm/ratelease/crds` (Helm does so only when it installs the chart)"
+    )]
+    NoDefinition,
     #[error("it is silent")]
     Silent,
     /// All has to be listed again: what was asked for is too old, or others are asked for.
@@ -55,6 +60,9 @@ impl From<kube::Error> for Lost {
     fn from(error: kube::Error) -> Self {
         match error {
             kube::Error::Api(status) if status.code == StatusCode::GONE.as_u16() => Self::Gone,
+            kube::Error::Api(status) if status.code == StatusCode::NOT_FOUND.as_u16() => {
+                Self::NoDefinition
+            }
             error => Self::Client(error),
         }
     }
@@ -89,6 +97,36 @@ pub fn resource() -> ApiResource {
 /// The path of the objects of a namespace, or of all.
 fn path(namespace: Option<&str>) -> String {
     DynamicObject::url_path(&resource(), namespace)
+}
+
+/// The namespace whose uid names a cluster: it is made with the cluster, and never again.
+const CLUSTER: &str = "/api/v1/namespaces/kube-system";
+
+/// The uid that names the cluster.
+///
+/// # Errors
+///
+/// Says in words why it is not known.
+pub async fn cluster(client: &Client) -> Result<String, String> {
+    #[derive(Deserialize)]
+    struct Namespace {
+        metadata: NamespaceMeta,
+    }
+    #[derive(Deserialize)]
+    struct NamespaceMeta {
+        uid: String,
+    }
+    let request = http::Request::get(CLUSTER).body(Vec::new()).map_err(|it| it.to_string())?;
+    match timeout(CALL_MAX, client.request::<Namespace>(request)).await {
+        Ok(Ok(namespace)) => Ok(namespace.metadata.uid),
+        Ok(Err(kube::Error::Api(status))) if status.code == StatusCode::FORBIDDEN.as_u16() => {
+            let why = "it does not let this service account read the namespace kube-system, whose \
+                       uid names the cluster: apply the ClusterRole of the chart";
+            Err(why.to_owned())
+        }
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(Lost::Silent.to_string()),
+    }
 }
 
 /// A page of a list.

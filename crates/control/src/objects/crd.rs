@@ -128,15 +128,26 @@ fn spec() -> Value {
 fn status() -> Value {
     let integer = json!({"type": "integer", "format": "int64"});
     let text = json!({"type": "string"});
-    let pods = json!({"current": integer, "connected": integer});
-    json!({"type": "object", "properties": {
-        "observedGeneration": integer,
-        "version": integer,
-        "pods": {"type": "object", "properties": pods},
-        "faults": {"type": "array", "items": {
+    let described = |schema: &Value, meaning: &str| {
+        let mut schema = schema.clone();
+        schema["description"] = meaning.into();
+        schema
+    };
+    let pods = json!({
+        "current": described(&integer, "The pods that run the version."),
+        "connected": described(&integer, "All pods that get the domain."),
+    });
+    json!({"type": "object", "description": "What ratelease-control says of the rules.", "properties": {
+        "observedGeneration": described(&integer, "The generation that the status is about."),
+        "version": described(&integer, "The version that has the rules of the domain; 0 for none."),
+        "pods": {"type": "object", "description": "The pods that get the domain.",
+            "properties": pods},
+        "faults": {"type": "array", "description": "The faults of the rules, at most 20.", "items": {
             "type": "object", "properties": {"field": text, "message": text},
         }},
-        "conditions": {"type": "array", "items": {
+        "conditions": {"type": "array", "description": "Accepted: the rules are published. \
+            Programmed: all pods have them. Ready: both. Stalled: the object has to change before its \
+            rules can be in force.", "items": {
             "type": "object",
             "required": ["type", "status", "reason", "message", "lastTransitionTime"],
             "properties": {
@@ -152,7 +163,8 @@ fn definition() -> Value {
     let kind = resource();
     let column =
         |name: &str, of: &str, path: &str| json!({"name": name, "type": of, "jsonPath": path});
-    let condition = |name: &str| format!(".status.conditions[?(@.type==\"{name}\")].status");
+    let of = |name: &str, field: &str| format!(".status.conditions[?(@.type==\"{name}\")].{field}");
+    let condition = |name: &str| of(name, "status");
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -165,6 +177,7 @@ fn definition() -> Value {
                 "listKind": format!("{}List", kind.kind),
                 "plural": kind.plural,
                 "singular": kind.plural,
+                "shortNames": ["rlr"],
             },
             "versions": [{
                 "name": kind.version,
@@ -176,6 +189,8 @@ fn definition() -> Value {
                     column("Accepted", "string", &condition("Accepted")),
                     column("Programmed", "string", &condition("Programmed")),
                     column("Pods", "integer", ".status.pods.current"),
+                    column("Of", "integer", ".status.pods.connected"),
+                    column("Reason", "string", &of("Ready", "reason")),
                     column("Age", "date", ".metadata.creationTimestamp"),
                 ],
                 "schema": {"openAPIV3Schema": {

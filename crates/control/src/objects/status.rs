@@ -1,10 +1,13 @@
 //! What an object's status says: whether it is accepted, its faults, and how many pods have its
 //! rules. The words are those of the Gateway API. Pure.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use ratelease_xds::RULES_TYPE;
 use serde::{Deserialize, Serialize};
 
 use super::object::{ApiObject, Object, PlacedFault, bytes_of_faults};
@@ -25,13 +28,15 @@ pub struct Status {
     pub version: i64,
     /// The pods that get the domain.
     pub pods: PodCount,
-    /// `Accepted`: whether the rules are published. `Programmed`: whether all pods have them.
+    /// `Accepted`: whether the rules are published. `Programmed`: whether all pods have them. `Ready`:
+    /// whether both are true. `Stalled`: whether the object has to change before its rules can be in
+    /// force. The last two are those that kstatus looks at.
     pub conditions: Vec<Condition>,
     /// The faults of the rules, at most 20.
     pub faults: Vec<PlacedFault>,
 }
 
-/// Streams of pods that get a domain.
+/// Pods that get a domain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PodCount {
@@ -44,11 +49,33 @@ pub struct PodCount {
 /// The versions that pods run, by the domains that they get.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Pods {
-    /// Of pods that get all domains, in order.
-    all: Vec<i64>,
-    /// Of those that are limited to some.
-    limited: HashMap<String, Vec<i64>>,
+    /// Pods that get all domains, in the order of their versions.
+    all: Vec<Pod>,
+    /// Pods that are limited to some.
+    limited: HashMap<String, Vec<Pod>>,
 }
+
+/// A pod.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Pod {
+    /// The version that it runs; 0 for none.
+    accepted: i64,
+    /// The version that it has refused last; 0 for none. Pods that refuse are named first.
+    refused: Reverse<i64>,
+    /// The id of its node.
+    node: String,
+}
+
+/// The pods that get a domain, and some of those that lack a version of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Reach {
+    count: PodCount,
+    /// Pods that lack it, at most [`NAMED_MAX`], each with the version that it has refused, if any.
+    behind: Vec<(String, i64)>,
+}
+
+/// Maximum number of pods that a message names.
+const NAMED_MAX: usize = 3;
 
 /// What a status follows from, besides its object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +85,7 @@ pub struct Basis {
     pub refused: Option<String>,
     /// The version that has what is in force of it; 0 for none.
     version: i64,
-    pods: PodCount,
+    pods: Reach,
     /// Whether pods get its rules, and no others.
     is_pushed: bool,
 }
@@ -69,36 +96,44 @@ struct Said(bool, &'static str, String);
 // === impl Pods ===
 
 impl Pods {
-    /// Counts the streams that carry rules. A pod may have two, of one type each, of which one is
-    /// empty: those of one node and address count once, by the later version.
+    /// Counts each pod once, by its answers. A pod of ratelease has a stream of rules, and one of
+    /// another type that stays empty and says nothing; other programs have that one alone.
     pub fn new(rows: &[PodRow]) -> Self {
         let mut pods: HashMap<(&str, &str, &str), &PodRow> = HashMap::new();
         for row in rows {
             let one = pods.entry((&row.replica, &row.node, &row.peer)).or_insert(row);
-            if row.accepted > one.accepted {
+            if row.type_url == RULES_TYPE {
                 *one = row;
             }
         }
         let mut this = Self::default();
         for row in pods.into_values() {
+            let PodRow { accepted, refused, node, .. } = row;
+            let pod = Pod { accepted: *accepted, refused: Reverse(*refused), node: node.clone() };
             match &row.domains {
-                None => this.all.push(row.accepted),
+                None => this.all.push(pod),
                 Some(domains) => domains.iter().for_each(|domain| {
-                    this.limited.entry(domain.clone()).or_default().push(row.accepted);
+                    this.limited.entry(domain.clone()).or_default().push(pod.clone());
                 }),
             }
         }
         this.all.sort_unstable();
-        this.limited.values_mut().for_each(|versions| versions.sort_unstable());
+        this.limited.values_mut().for_each(|pods| pods.sort_unstable());
         this
     }
 
-    /// How many pods get the domain, and how many of them run this version.
-    fn count(&self, domain: &str, version: i64) -> PodCount {
-        let current = self.all.len() - self.all.partition_point(|it| *it < version);
+    /// The pods that get the domain, and those of them that do not run this version.
+    fn reach(&self, domain: &str, version: i64) -> Reach {
         let limited = self.limited.get(domain).map_or(&[][..], Vec::as_slice);
-        let limited_current = limited.iter().filter(|it| **it >= version).count();
-        PodCount { current: current + limited_current, connected: self.all.len() + limited.len() }
+        let lacks = |pod: &Pod| pod.accepted < version;
+        let behind = [&self.all[..], limited].map(|pods| &pods[..pods.partition_point(lacks)]);
+        let connected = self.all.len() + limited.len();
+        let current = connected - behind[0].len() - behind[1].len();
+        let named = behind.iter().copied().flatten().take(NAMED_MAX);
+        Reach {
+            count: PodCount { current, connected },
+            behind: named.map(|pod| (pod.node.clone(), pod.refused.0)).collect(),
+        }
     }
 }
 
@@ -124,11 +159,7 @@ impl Basis {
             verdict: verdict.clone(),
             refused: refused.map(str::to_owned),
             version,
-            pods: if version > 0 {
-                pods.count(&object.domain, version)
-            } else {
-                PodCount::default()
-            },
+            pods: if version > 0 { pods.reach(&object.domain, version) } else { Reach::default() },
             is_pushed: published.map(|it| &*it.hash) == hash,
         }
     }
@@ -157,7 +188,7 @@ impl Status {
     /// of that.
     pub fn new(object: &Object, basis: &Basis, former: &Self, now: Timestamp) -> Self {
         let Basis { verdict, refused, version, pods, is_pushed } = basis;
-        let (version, pods) = (*version, *pods);
+        let version = *version;
         let accepted = accepted(object, verdict, refused.as_deref());
         let programmed = match &accepted {
             Said(true, ..) if *verdict == Verdict::Published && *is_pushed => {
@@ -174,6 +205,9 @@ impl Status {
             (Verdict::Invalid, Err(faults)) => faults.shown.clone(),
             _ => Vec::new(),
         };
+        let stalled = Said(!accepted.0, accepted.1, accepted.2.clone());
+        let ready = if accepted.0 { &programmed } else { &accepted };
+        let ready = Said(ready.0, ready.1, ready.2.clone());
         let condition = |name: &str, Said(is_true, reason, message): Said| {
             let status = if is_true { "True" } else { "False" }.to_owned();
             let before =
@@ -191,8 +225,13 @@ impl Status {
         Self {
             observed_generation: object.generation,
             version,
-            pods,
-            conditions: vec![condition("Accepted", accepted), condition("Programmed", programmed)],
+            pods: pods.count,
+            conditions: vec![
+                condition("Accepted", accepted),
+                condition("Programmed", programmed),
+                condition("Ready", ready),
+                condition("Stalled", stalled),
+            ],
             faults,
         }
     }
@@ -258,14 +297,29 @@ fn accepted(object: &Object, verdict: &Verdict, refused: Option<&str>) -> Said {
     }
 }
 
-fn programmed(pods: PodCount, version: i64) -> Said {
-    let PodCount { current, connected } = pods;
+fn programmed(pods: &Reach, version: i64) -> Said {
+    let PodCount { current, connected } = pods.count;
     match connected {
         // A domain without rules is one that pods do not get.
         _ if version == 0 => Said(true, "Programmed", "there are no rules to enforce".into()),
         0 => Said(false, "Pending", "no pod that gets the domain is connected".into()),
         _ if current < connected => {
-            Said(false, "Pending", format!("{current} of {connected} pods have the rules"))
+            let mut message = format!("{current} of {connected} pods have the rules; not");
+            for (at, (node, refused)) in pods.behind.iter().enumerate() {
+                let comma = if at > 0 { "," } else { "" };
+                let node = ratelease_rules::excerpt(node);
+                // Writing to a String cannot fail.
+                let _ = write!(message, "{comma} '{node}'");
+                if *refused > 0 {
+                    let _ = write!(message, " (has refused version {refused}; /v1/pods says why)");
+                }
+            }
+            let others = connected - current - pods.behind.len();
+            if others > 0 {
+                let _ = write!(message, " and {others} others");
+            }
+            let refuses = pods.behind.iter().any(|(_, refused)| *refused > 0);
+            Said(false, if refuses { "RefusedByPods" } else { "Pending" }, message)
         }
         _ => Said(true, "Programmed", format!("all {connected} pods have the rules")),
     }
@@ -331,12 +385,51 @@ mod tests {
         let programmed = |rows: &[PodRow]| said(&it, &Verdict::Published, &set, rows).remove(1);
         assert_eq!(programmed(&[]), "False Pending no pod that gets the domain is connected");
         let rows = [pod("a", 4, None), pod("b", 3, None), pod("c", 2, Some(&["bank"]))];
-        assert_eq!(programmed(&rows), "False Pending 1 of 2 pods have the rules");
+        assert_eq!(programmed(&rows), "False Pending 1 of 2 pods have the rules; not 'b'");
         let rows = [pod("a", 4, None), pod("b", 9, None), pod("c", 5, Some(&["bank", "shop"]))];
         assert_eq!(programmed(&rows), "True Programmed all 3 pods have the rules");
-        // The stream of the type that a pod of ratelease does not use is empty.
-        let rows = [pod("a", 0, None), pod("a", 4, None)];
-        assert_eq!(programmed(&rows), "True Programmed all 1 pods have the rules");
+    }
+
+    /// A pod of ratelease has a stream of a type that it does not use. It is empty, and at the newest
+    /// version without an answer.
+    #[tokio::test]
+    async fn a_pod_that_refuses_or_hangs_is_named_whatever_its_other_stream_says() {
+        let (it, set) = (object(Ok("a")), set("a", 4));
+        let rules = |node, accepted, refused| {
+            let type_url = RULES_TYPE.to_owned();
+            PodRow { type_url, refused, ..pod(node, accepted, None) }
+        };
+        let mut rows = vec![pod("a", 4, None), rules("a", 4, 0), pod("b", 4, None)];
+        rows.push(rules("b", 3, 4));
+        let all = said(&it, &Verdict::Published, &set, &rows);
+        let refused = "False RefusedByPods 1 of 2 pods have the rules; not 'b' (has refused version \
+                       4; /v1/pods says why)";
+        assert_eq!(all[1..3], [refused, refused]);
+        assert_eq!(all[3], "False Accepted 3 rules");
+        rows.extend((0..7).map(|n| rules(["c", "d", "e", "f", "g", "h", "i"][n], 3, 0)));
+        let said = said(&it, &Verdict::Published, &set, &rows);
+        let named = "not 'b' (has refused version 4; /v1/pods says why), 'c', 'd' and 5 others";
+        assert!(said[1].ends_with(named), "{said:?}");
+    }
+
+    #[tokio::test]
+    async fn a_refused_object_is_stalled_and_one_in_force_is_ready() {
+        let set = set("a", 4);
+        let rows = [pod("a", 4, None)];
+        let said = |object: &Object, verdict| said(object, &verdict, &set, &rows);
+        let of = |it: &Object, verdict| -> Vec<String> {
+            let said = said(it, verdict);
+            said[2..].iter().map(|it| it.split_whitespace().next().unwrap().to_owned()).collect()
+        };
+        let good = object(Ok("a"));
+        assert_eq!(of(&good, Verdict::Published), ["True", "False"]);
+        let due = object(Ok("b"));
+        assert_eq!(of(&due, Verdict::Due), ["False", "False"]);
+        let faulty = object(Err(Faults::one("spec.descriptors[0].key", "an empty key")));
+        assert_eq!(of(&faulty, Verdict::Invalid), ["False", "True"]);
+        for verdict in [Verdict::NotAllowed, Verdict::Database] {
+            assert_eq!(of(&good, verdict), ["False", "True"]);
+        }
     }
 
     #[tokio::test]
@@ -398,7 +491,7 @@ mod tests {
         let third = at(&[pod("a", 3, None)], &second, 3);
         let times: Vec<_> =
             third.conditions.iter().map(|it| it.last_transition_time.0.as_second()).collect();
-        assert_eq!(times, [1, 3]);
+        assert_eq!(times, [1, 3, 3, 1]);
         assert!(!third.differs_in_numbers_alone(&second));
     }
 }

@@ -311,6 +311,38 @@ async fn a_watch_that_opens_again_counts_as_connected_without_a_list() {
     assert_eq!(scene.cluster.content().lists, 1);
 }
 
+/// A list without objects of another cluster, or of one that was made anew, removes no rules.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_cluster_on_the_database_changes_nothing_until_it_is_named() {
+    let mut scene = Scene::begin(Place::sqlite()).await;
+    scene.cluster.apply("shop/limits", &spec("shop", 5));
+    scene.await_published("shop", Some(5)).await;
+    scene.cluster.delete_silently("shop/limits");
+    scene.cluster.content().uid = "two";
+    scene.restart().await;
+    scene.process.await_log("set CONTROL_KUBERNETES_CLUSTER=two").await;
+    assert_eq!(scene.cluster.content().lists, 1, "its objects are not even read");
+    assert_eq!(scene.published("shop").await, Some(5));
+    scene.process.kill();
+    let mut env = scene.cluster.env().to_vec();
+    env.push(("CONTROL_KUBERNETES_CLUSTER", "two".to_owned()));
+    scene.process = Process::start_with(&scene.place, &[], &env);
+    scene.await_published("shop", None).await;
+    // From now on it is the cluster of the database.
+    scene.cluster.content().uid = "one";
+    scene.restart().await;
+    scene.process.await_log("set CONTROL_KUBERNETES_CLUSTER=one").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_definition_is_named_with_its_cure() {
+    let place = Place::sqlite();
+    let cluster = Cluster::start(place.dir.path()).await;
+    cluster.content().is_undefined = true;
+    let process = Process::start_with(&place, &[], &cluster.env());
+    process.await_log("kubectl apply -f deploy/helm/ratelease/crds").await;
+}
+
 /// A [`Server`] has no objects to follow, and says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_metrics_say_which_replica_follows_objects() {

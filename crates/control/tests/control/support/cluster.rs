@@ -22,6 +22,7 @@ use tokio::task::JoinHandle;
 
 use super::wait_for;
 
+const NAMESPACE: &str = "/api/v1/namespaces/kube-system";
 const LIST: &str = "/apis/ratelease.io/v1alpha1/ratelimitrules";
 const STATUS: &str =
     "/apis/ratelease.io/v1alpha1/namespaces/{namespace}/ratelimitrules/{name}/status";
@@ -55,6 +56,10 @@ pub(crate) struct Content {
     /// Writes of statuses, and whether they fail.
     pub(crate) statuses: usize,
     pub(crate) refuses_statuses: bool,
+    /// The cluster that it is of.
+    pub(crate) uid: &'static str,
+    /// Whether the definition of the objects is missing.
+    pub(crate) is_undefined: bool,
 }
 
 impl Drop for Cluster {
@@ -71,8 +76,10 @@ impl Cluster {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let routes = Router::new().route(LIST, get(list)).route(STATUS, patch(write_status));
+        let routes = routes.route(NAMESPACE, get(namespace));
         let routes = routes.with_state(Arc::clone(&shared));
         let task = tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+        shared.state.lock().unwrap().uid = "one";
         let kubeconfig = dir.join("kubeconfig");
         std::fs::write(&kubeconfig, config(address).to_string()).unwrap();
         Self { shared, kubeconfig, task }
@@ -111,6 +118,12 @@ impl Cluster {
         let mut content = self.content();
         let object = content.objects.remove(key).unwrap();
         self.shared.note(&mut content, "DELETED", object);
+    }
+
+    /// Deletes an object without an event, as if it never was.
+    #[allow(dead_code)] // of the tests of objects only
+    pub(crate) fn delete_silently(&self, key: &str) {
+        self.content().objects.remove(key).unwrap();
     }
 
     /// Sends a line that is no event that can be read.
@@ -193,6 +206,11 @@ fn failure(status: StatusCode) -> Response {
     (status, Json(body)).into_response()
 }
 
+async fn namespace(State(shared): State<Arc<Shared>>) -> Response {
+    let uid = shared.state.lock().unwrap().uid;
+    Json(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"uid": uid}})).into_response()
+}
+
 async fn list(
     State(shared): State<Arc<Shared>>,
     Query(query): Query<BTreeMap<String, String>>,
@@ -201,6 +219,9 @@ async fn list(
         return follow(&shared, &query);
     }
     let mut content = shared.state.lock().unwrap();
+    if content.is_undefined {
+        return (StatusCode::NOT_FOUND, "404 page not found\n").into_response();
+    }
     if let Some(left) = &mut content.pages_left {
         if *left == 0 {
             return failure(StatusCode::INTERNAL_SERVER_ERROR);

@@ -1,14 +1,17 @@
 //! A control plane as a process of its own, so that it can be killed and its memory be read.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use super::Place;
+use super::{Place, wait_for};
 
 /// A control plane as a process.
 pub(crate) struct Process {
     child: Child,
+    log: PathBuf,
     pub(crate) http: SocketAddr,
     #[allow(dead_code)] // of the attacks only
     pub(crate) pods: SocketAddr,
@@ -31,14 +34,26 @@ impl Process {
             Some(postgres) => command.env("DATABASE_URL", postgres.url()),
             None => command.arg("--database-file").arg(place.dir.path().join("rules.db")),
         };
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let log = place.dir.path().join("control.log");
+        let stderr = File::options().create(true).append(true).open(&log).unwrap();
+        let mut child = command.stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let line = lines.next().expect("it says where it listens").unwrap();
         let http = line.split("http://").nth(1).and_then(|it| it.split(',').next());
         let http = http.unwrap_or_else(|| panic!("{line}")).parse().unwrap();
         let pods = line.rsplit_once("pods on ").unwrap_or_else(|| panic!("{line}")).1;
         let pods = pods.parse().unwrap();
-        Self { child, http, pods }
+        Self { child, log, http, pods }
+    }
+
+    /// Waits until the log of this process, or of one before it at the same place, has a text.
+    #[allow(dead_code)] // of the tests of objects only
+    pub(crate) async fn await_log(&self, text: &str) {
+        let has_text = async || {
+            let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+            log.contains(text).then_some(())
+        };
+        wait_for(&format!("'{text}' in the log"), has_text).await;
     }
 
     /// Resident memory in bytes.
