@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
+use self::check::PATH_BYTES_MAX;
 pub use check::{
     FieldFault, check_sizes, check_together, compile, memory_for_rules, mib, need_at_most, weigh,
 };
@@ -214,6 +215,14 @@ pub fn read(sources: &[Source]) -> Result<Vec<Document>, ReadFaults> {
     sources.iter().map(read_one).collect()
 }
 
+/// The domain that a rule file names, whatever else is wrong with it; `None` if it names none, or if it
+/// is no YAML.
+pub fn domain_of(source: &Source) -> Option<String> {
+    let root = yaml::read(source).ok()??;
+    let (_, domain) = root.fields().find(|(name, _)| *name == "domain")?;
+    domain.text().map(str::to_owned)
+}
+
 fn read_one(source: &Source) -> Result<Document, ReadFaults> {
     let root = yaml::read(source).map_err(ReadFaults::Compiler)?;
     let mut document = Document::default();
@@ -231,46 +240,87 @@ fn read_one(source: &Source) -> Result<Document, ReadFaults> {
         }
     }
     if let Some(list) = list {
-        walk(list, &mut Vec::new(), &mut document.records);
-    }
-    for record in &mut document.records {
-        check_entries(&mut record.entries).map_err(|faults| {
-            let fault = faults.first().map(|it| format!("{}: {}", it.field, it.message));
-            ReadFaults::Document(source.name.clone(), fault.unwrap_or_default())
-        })?;
+        let mut walk = Walk::default();
+        walk.add(list).map_err(|message| ReadFaults::Document(source.name.clone(), message))?;
+        document.records = walk.records;
     }
     Ok(document)
 }
 
-/// Adds the records of a list of descriptors below `path`. The parser bounds the depth.
-fn walk(list: &Yaml, path: &mut Vec<Entry>, records: &mut Vec<Record>) {
-    for item in list.items() {
-        let mut key = "";
-        let mut value = "";
-        let mut below = None;
-        let mut settings = Map::new();
-        for (name, field) in item.fields() {
-            match name {
-                "key" => key = field.text().unwrap_or_default(),
-                "value" => value = field.text().unwrap_or_default(),
-                "descriptors" => below = Some(field),
-                // All that the compiler knows, even if it warns that it has no effect here.
-                name => set(&mut settings, name, field),
+/// The records of a list of descriptors. Each record has a copy of all entries above it, so their
+/// sizes are checked before they are copied: a short file can ask for gigabytes.
+#[derive(Default)]
+struct Walk {
+    /// The entries above the present list.
+    path: Vec<Entry>,
+    /// Bytes of all paths that were copied.
+    path_bytes: usize,
+    records: Vec<Record>,
+}
+
+// === impl Walk ===
+
+impl Walk {
+    /// Adds the records of a list of descriptors. The parser bounds the depth.
+    fn add(&mut self, list: &Yaml) -> Result<(), String> {
+        for item in list.items() {
+            let mut key = "";
+            let mut value = "";
+            let mut below = None;
+            let mut settings = Map::new();
+            for (name, field) in item.fields() {
+                match name {
+                    "key" => key = field.text().unwrap_or_default(),
+                    "value" => value = field.text().unwrap_or_default(),
+                    "descriptors" => below = Some(field),
+                    // All that the compiler knows, even if it warns that it has no effect here.
+                    name => set(&mut settings, name, field),
+                }
             }
+            self.path.push(Entry::new(key, value));
+            // What is wrong with a path is wrong with all below it.
+            check_entries(&mut self.path).map_err(|faults| {
+                let fault = faults.first().map(|it| format!("{}: {}", it.field, it.message));
+                fault.unwrap_or_default()
+            })?;
+            self.add_item(settings, below)?;
+            self.path.pop();
         }
-        path.push(Entry::new(key, value));
-        let before = records.len();
+        Ok(())
+    }
+
+    /// Adds the records of a descriptor, which the path leads to.
+    fn add_item(
+        &mut self,
+        settings: Map<String, Value>,
+        below: Option<&Yaml>,
+    ) -> Result<(), String> {
+        let Some(below) = below else {
+            // Without a limit it shields its requests from the wildcards beside it.
+            return self.add_record(settings);
+        };
+        let before = self.records.len();
         if !settings.is_empty() {
-            records.push(Record { entries: path.clone(), settings: settings.clone() });
+            self.add_record(settings)?;
         }
-        if let Some(below) = below {
-            walk(below, path, records);
+        self.add(below)?;
+        match self.records.len() == before {
+            true => self.add_record(Map::new()),
+            false => Ok(()),
         }
-        if records.len() == before {
-            // A leaf without a limit: it shields its requests from the wildcards beside it.
-            records.push(Record { entries: path.clone(), settings });
+    }
+
+    fn add_record(&mut self, settings: Map<String, Value>) -> Result<(), String> {
+        let bytes = |entry: &Entry| entry.key.len() + entry.value.as_deref().map_or(0, str::len);
+        self.path_bytes += self.path.iter().map(bytes).sum::<usize>();
+        if self.path_bytes > PATH_BYTES_MAX {
+            return Err(format!(
+                "the keys and values that lead to its rules have more than {PATH_BYTES_MAX} bytes \
+                 together, counted for each rule; shorten keys above many rules"
+            ));
         }
-        path.pop();
+        self.records.push(Record { entries: self.path.clone(), settings });
+        Ok(())
     }
 }
 

@@ -18,7 +18,7 @@ mod support;
 #[path = "../../../tests/it/support/table_row.rs"]
 mod table_row;
 
-/// C1 to C8: clients without a token, and holders of one.
+/// C1 to C9: clients without a token, and holders of one.
 #[path = "attack/api.rs"]
 mod api;
 /// Certificates.

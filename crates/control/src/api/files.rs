@@ -24,7 +24,7 @@ use super::publish::{
 use super::{App, MIB};
 use crate::auth::Caller;
 use crate::document::{
-    Difference, Document, FieldFault, RuleChange, check_sizes, difference, read, render,
+    Difference, Document, FieldFault, RuleChange, check_sizes, difference, domain_of, read, render,
 };
 use crate::store::{PublishedText, Replacement, StoreError, Write};
 use crate::work::heavy;
@@ -111,6 +111,16 @@ async fn import(
     let sources = match kind.unwrap_or_default().split(';').next().map(str::trim) {
         Some("application/json") => sources(call.json()?)?,
         _ => vec![Source { name: "import.yaml".into(), text: call.body.to_vec() }],
+    };
+    // Before all else is read: a token for other domains may not ask for that work.
+    let sources = if call.caller.domains().is_some() {
+        let named =
+            heavy(move |_| (sources.iter().filter_map(domain_of).collect::<Vec<_>>(), sources));
+        let (domains, sources) = named.await?;
+        domains.iter().try_for_each(|domain| call.caller.need_domain(domain))?;
+        sources
+    } else {
+        sources
     };
     let documents = heavy(move |_| read(&sources)).await??;
     for document in &documents {

@@ -260,3 +260,21 @@ proptest! {
         }
     }
 }
+
+/// Each leaf has the text of all above it: 12 000 of them below a key of 250 000 bytes would take 3 GB.
+#[test]
+fn long_keys_above_many_rules_are_refused_before_they_are_copied() {
+    let leaves = |count: u32| (0..count).map(|n| format!("  - key: k{n}\n")).collect::<String>();
+    let text = |key: &str, count| {
+        format!("domain: evil\ndescriptors:\n- key: {key}\n  descriptors:\n{}", leaves(count))
+    };
+    for (key, count, expected) in [
+        ("k".repeat(250_000), 12_000, "entries[0].key: 250000 bytes; expected at most 8192"),
+        ("k".repeat(8_192), 12_000, "have more than 33554432 bytes together"),
+    ] {
+        let found = read(&[source(&text(&key, count))]);
+        let Err(ReadFaults::Document(_, message)) = found else { panic!("{found:?}") };
+        assert!(message.contains(expected), "{message}");
+    }
+    assert!(read(&[source(&text(&"k".repeat(8_192), 3_000))]).is_ok());
+}

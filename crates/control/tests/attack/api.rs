@@ -280,3 +280,32 @@ async fn c5a_imports_that_change_nothing() {
     };
     scene.attacked_by(attack).await;
 }
+
+/// A body of 0.4 MB that would take gigabytes: each leaf has the text of the key above it.
+#[tokio::test(flavor = "multi_thread")]
+async fn c9a_imports_of_a_long_key_above_many_rules() {
+    let mut scene = Scene::begin("C9a", "imports of a long key above many rules").await;
+    let leaves: String = (0..12_000).map(|n| format!("  - key: k{n}\n")).collect();
+    let yaml = |domain: &str| {
+        let key = "k".repeat(250_000);
+        format!("domain: {domain}\ndescriptors:\n- key: {key}\n  descriptors:\n{leaves}")
+    };
+    let imported = async |scene: &Scene, yaml: &str| {
+        let call = Call::new("POST", "/v1/import").token(&scene.foe);
+        call.body("application/yaml", yaml.as_bytes()).to(scene.process.http).await.unwrap().status
+    };
+    // A token for another domain is refused before the file is read.
+    let [own, other] = [ATTACKED, "another"].map(yaml);
+    let status = imported(&scene, &other).await;
+    scene.row.holds(status == 403, &format!("{status} for another domain"));
+    let attack = async |scene: &mut Scene| {
+        let end = now() + scene.lasts();
+        while now() < end {
+            let imports = (0..3).map(|_| imported(scene, &own));
+            let statuses = futures_util::future::join_all(imports).await;
+            scene.sent += 3 * own.len() as u64;
+            scene.row.holds(statuses == [422; 3], &format!("{statuses:?}"));
+        }
+    };
+    scene.attacked_by(attack).await;
+}
