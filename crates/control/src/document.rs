@@ -37,7 +37,7 @@ pub const SETTINGS_BYTES_MAX: usize = 64 << 10;
 const ENTRIES_MAX: usize = 24;
 
 /// Maximum bytes of a key or a value.
-const TEXT_BYTES_MAX: usize = 8192;
+pub const TEXT_BYTES_MAX: usize = 8192;
 
 /// The rules of one domain, in the order of its rule file.
 #[derive(Debug, Clone, Default, PartialEq)]

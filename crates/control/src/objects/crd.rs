@@ -11,6 +11,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::api_server::resource;
+use crate::document::TEXT_BYTES_MAX;
 
 /// Levels of descriptors that the definition describes.
 const LEVELS: usize = 4;
@@ -99,6 +100,11 @@ fn object(map: &Value, definitions: &Value, level: usize) -> Value {
         .map(|(name, schema)| (name.clone(), structural(schema, definitions, level)))
         .collect();
     let mut found = json!({"type": "object", "properties": properties, ANY_FIELD: true});
+    for name in ["key", "value"] {
+        if let Some(text) = found["properties"].get_mut(name) {
+            text["maxLength"] = TEXT_BYTES_MAX.into();
+        }
+    }
     if let Some(required) = map.get("required") {
         found["required"] = required.clone();
     }
