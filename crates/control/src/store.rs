@@ -30,6 +30,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 pub use pods::{CHANGES_MAX, PodRow};
+#[cfg(test)]
+pub use rollouts::RolloutDomain;
 pub use rollouts::{
     Bound, Choice, CountKey, HitCount, Hits, LABEL_BYTES_MAX, NewRollout, ReplicaCount, Rollout,
     RolloutStep, Stage, StepHits,

@@ -158,12 +158,9 @@ async fn advance(
             return call.finish(&app, write, StatusCode::OK, None, &taken).await;
         }
         need_open(&rollout, stage)?;
-        if !force
-            && let Some(bound) = bound_of_next(&rollout)
-            && let Some(why) = exceeding(&bound, &app.store.hits(last.version).await?)
-        {
-            let detail = format!("{why}; change the rules, or send force: true");
-            return Err(Problem::conflict("bound-exceeded", detail).into());
+        if !force {
+            let rows = app.store.connected_pods(None).await?;
+            pass_gate(&rollout, &rows, &app.store.hits(last.version).await?)?;
         }
         if let Some(approved) = approved?
             && !approved.is_current(&mut write).await?
@@ -174,6 +171,53 @@ async fn advance(
         return call.finish(&app, write, StatusCode::OK, None, &taken).await;
     }
     Err(Problem::raced().into())
+}
+
+/// Whether the chosen pods show that the next step may be taken.
+///
+/// # Errors
+/// They deny more than the bound allows, or show too little to tell.
+fn pass_gate(rollout: &Rollout, rows: &[PodRow], hits: &StepHits) -> Result<(), Problem> {
+    if let Some(why) = rollout.bound.and_then(|bound| exceeding(&bound, rollout, hits)) {
+        let detail = format!("{why}; change the rules, or send force: true");
+        return Err(Problem::conflict("bound-exceeded", detail));
+    }
+    match inconclusive(rollout, rows, hits) {
+        Some(why) => {
+            let detail =
+                format!("{why}, so that nothing is known of the draft; wait, or send force: true");
+            Err(Problem::conflict("inconclusive", detail))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Why the chosen pods show too little of a rollout for its next step, in words; `None` if they show
+/// enough. Without a bound one chosen pod is enough: a person looks at the hits then.
+fn inconclusive(rollout: &Rollout, rows: &[PodRow], hits: &StepHits) -> Option<String> {
+    if !rows.iter().any(|row| row.chosen_by == rollout.id) {
+        return Some("no chosen pod is connected".to_owned());
+    }
+    let version = rollout.last().version;
+    let bound = rollout.bound?;
+    let of = |domain: &str| {
+        let key = CountKey { version, domain: domain.to_owned(), is_chosen: true };
+        hits.weighed.get(&key).map_or(0, |it| it.hits)
+    };
+    let hits_min = u64::try_from(bound.hits_min).unwrap_or_default();
+    let few = rollout.domains.iter().map(|it| (&*it.domain, of(&it.domain)));
+    let few: Vec<_> = few.filter(|(_, hits)| *hits < hits_min).collect();
+    let named = few.iter().take(NAMED_MAX).map(|(domain, hits)| {
+        let domain = ratelease_rules::excerpt(domain);
+        format!("'{domain}' {hits}")
+    });
+    let named: Vec<_> = named.collect();
+    let others = few.len() - named.len();
+    let others = if others > 0 { format!(" and {others} others") } else { String::new() };
+    let named = named.join(", ");
+    (!few.is_empty()).then(|| {
+        format!("the chosen pods had fewer than the {hits_min} hits of the bound: {named}{others}")
+    })
 }
 
 /// Compiles what the last step of a rollout would publish; `None` if the caller sees no such
@@ -564,8 +608,11 @@ async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutVi
         let groups = PodGroups::of(&rows, rollout.id, version);
         warnings = groups.warnings(rollout, &rows, &domains);
         let sees_all = domains.len() == rollout.domains.len();
-        let why = bound_of_next(rollout).and_then(|bound| exceeding(&bound, &hits));
-        warnings.extend(why.filter(|_| sees_all));
+        let why = rollout.bound.and_then(|bound| exceeding(&bound, rollout, &hits));
+        let why = why.or_else(|| inconclusive(rollout, &rows, &hits));
+        // The names of the others are not the caller's to know.
+        let none = (groups.chosen.connected == 0).then(|| "no chosen pod is connected".to_owned());
+        warnings.extend(why.filter(|_| sees_all).or(none));
         pods = Some(groups);
     }
     warnings.extend(unread);
@@ -584,19 +631,18 @@ async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutVi
     })
 }
 
-/// The bound that the chosen pods have to hold before they enforce the rules; `None` if they do, or
-/// if there is none.
-fn bound_of_next(rollout: &Rollout) -> Option<Bound> {
-    rollout.bound.filter(|_| rollout.last().stage == Stage::Shadow)
-}
-
-/// Which domains would deny more than the bound allows once the chosen pods enforce the rules, in
-/// words; `None` if there are none.
-fn exceeding(bound: &Bound, hits: &StepHits) -> Option<String> {
-    // Both count what the limit in force and the one in its place deny.
-    let domains = bound.exceeded(&hits.weighed, |it| it.denied.max(it.shadow))?;
+/// Which domains deny more on the chosen pods than the bound allows, or would deny more once these
+/// enforce the rules, in words; `None` if there are none.
+fn exceeding(bound: &Bound, rollout: &Rollout, hits: &StepHits) -> Option<String> {
     let share = bound.denied_share;
-    Some(format!("the chosen pods would deny more than the share {share}: {domains}"))
+    let (domains, verb) = match rollout.last().stage {
+        // Both count what the limit in force and the one in its place deny.
+        Stage::Shadow => {
+            (bound.exceeded(&hits.weighed, |it| it.denied.max(it.shadow))?, "would deny")
+        }
+        _ => (bound.exceeded(&hits.weighed, |it| it.denied)?, "deny"),
+    };
+    Some(format!("the chosen pods {verb} more than the share {share}: {domains}"))
 }
 
 /// The hits of a step, or why they cannot be read: that must not hide the rollout, nor a list of
@@ -634,9 +680,6 @@ impl PodGroups {
     fn warnings(&self, rollout: &Rollout, rows: &[PodRow], domains: &[DomainView]) -> Vec<String> {
         let mut warnings = Vec::new();
         let Self { chosen, others } = self;
-        if chosen.connected == 0 {
-            warnings.push("no chosen pod is connected".to_owned());
-        }
         for (name, group) in [("chosen", chosen), ("other", others)] {
             let PodGroup { connected, refused, without_reports: silent, .. } = group;
             if *silent > 0 {
@@ -724,6 +767,7 @@ impl From<&Choice> for PodsInput {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::RolloutDomain;
 
     fn row(node: &str, peer: &str, chosen_by: i64, accepted: i64) -> PodRow {
         let (node, peer, reports) = (node.to_owned(), peer.to_owned(), chosen_by > 0);
@@ -739,6 +783,58 @@ mod tests {
         let behind = PodGroups::of(&[row("a", "1", 7, 9), row("a", "1", 7, 8)], 7, 9);
         assert_eq!(behind.chosen.current, 0, "one of its types is behind");
         assert_eq!(PodGroups::of(&rows, 8, 9).chosen.connected, 0, "chosen by another rollout");
+    }
+
+    /// A rollout at a stage, of the domain `shop`.
+    fn rollout(stage: Stage, hits_min: i64) -> Rollout {
+        let step = |stage, version| RolloutStep {
+            stage,
+            version,
+            at: 0,
+            author: String::new(),
+            reason: String::new(),
+        };
+        Rollout {
+            id: 7,
+            choice: Choice::Percent(50),
+            bound: Some(Bound { denied_share: 0.05, hits_min }),
+            domains: vec![RolloutDomain {
+                domain: "shop".to_owned(),
+                changed: 1,
+                shadow: None,
+                hash: None,
+            }],
+            steps: vec![step(stage, 9)],
+        }
+    }
+
+    fn counted(hits: u64, denied: u64, shadow: u64) -> StepHits {
+        let key = CountKey { version: 9, domain: "shop".to_owned(), is_chosen: true };
+        let weighed = [(key, HitCount { hits, denied, shadow })].into_iter().collect();
+        StepHits { weighed, ..StepHits::default() }
+    }
+
+    #[test]
+    fn a_gate_without_evidence_does_not_open() {
+        let kind = |rollout: &Rollout, rows: &[PodRow], hits: &StepHits| {
+            pass_gate(rollout, rows, hits).map_err(|problem| problem.kind)
+        };
+        let chosen = [row("a", "1", 7, 9)];
+        for stage in [Stage::Shadow, Stage::Enforced] {
+            let it = rollout(stage, 100);
+            assert_eq!(kind(&it, &[], &counted(900, 0, 0)), Err("inconclusive"));
+            assert_eq!(kind(&it, &[row("b", "2", 0, 9)], &counted(900, 0, 0)), Err("inconclusive"));
+            assert_eq!(kind(&it, &chosen, &StepHits::default()), Err("inconclusive"));
+            assert_eq!(kind(&it, &chosen, &counted(99, 0, 0)), Err("inconclusive"));
+            assert_eq!(kind(&it, &chosen, &counted(100, 5, 0)), Ok(()));
+            assert_eq!(kind(&it, &chosen, &counted(100, 6, 0)), Err("bound-exceeded"));
+        }
+        let shadow = rollout(Stage::Shadow, 100);
+        assert_eq!(kind(&shadow, &chosen, &counted(100, 0, 6)), Err("bound-exceeded"));
+        // A person who set no bound looks at the hits.
+        let unbound = Rollout { bound: None, ..shadow };
+        assert_eq!(kind(&unbound, &chosen, &StepHits::default()), Ok(()));
+        assert_eq!(kind(&unbound, &[], &StepHits::default()), Err("inconclusive"));
     }
 
     #[test]

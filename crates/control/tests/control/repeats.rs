@@ -103,7 +103,13 @@ async fn each_write_that_is_repeated_gets_its_first_answer_whatever_has_changed(
             .await;
         let rollout = made.first("POST /v1/rollouts", "", "", to_zone_a("enforced")).await;
         let rollout = rollout["rollout"].to_string();
-        made.first("POST /v1/rollouts/{id}/advance", &rollout, "", json!({"stage": "all"})).await;
+        made.first(
+            "POST /v1/rollouts/{id}/advance",
+            &rollout,
+            "",
+            json!({"stage": "all", "force": true}),
+        )
+        .await;
         made.first("PUT /v1/rules/{id}", &id, "?reason=third", json!({"rate_limit": hourly(8)}))
             .await;
         let second = made.first("POST /v1/rollouts", "", "?reason=2", to_zone_a("enforced")).await;

@@ -189,7 +189,9 @@ async fn a_domain_that_is_added_or_removed_is_rolled_out_too() {
     pushed(&server, 2).await;
     let (mut pod, set) = running(&server, "one", "a").await;
     assert_eq!(super::pods::names(&set), ["bank@candidate", "shop"], "both are as published");
-    server.post("/v1/rollouts/1/advance", &json!({"stage": "enforced"})).await;
+    // The pod has just connected, and counted nothing.
+    let advance = json!({"stage": "enforced", "force": true});
+    server.post("/v1/rollouts/1/advance", &advance).await;
     let set = pod.next().await;
     assert_eq!(super::pods::names(&set), ["bank"]);
     pod.accept(&set).await;
@@ -319,6 +321,10 @@ async fn a_token_takes_steps_of_its_own_domains_alone() {
     assert!(!shown.text.contains("bank") && shown.text.contains("shop"), "{shown:?}");
     let shown = server.send(Call::new("GET", "/v1/rollouts").token(&lab)).await;
     assert_eq!(shown.json(), json!({"rollouts": []}));
+    let refused = server.post("/v1/rollouts/1/advance", &all).await;
+    assert_eq!(refused.status, 409, "no pod has shown anything: {refused:?}");
+    assert!(refused.text.contains("inconclusive"), "{refused:?}");
+    let all = json!({"stage": "all", "force": true});
     assert_eq!(server.post("/v1/rollouts/1/advance", &all).await.status, 200);
     // A later rollout of other domains takes no place in the list.
     server.add(&rule("bank", "user", "1", 5)).await;
