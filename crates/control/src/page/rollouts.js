@@ -98,7 +98,7 @@ function stepSection(rollout) {
   const [next, words] = rollout.stage === "shadow"
     ? ["enforced", "Have the chosen pods enforce it"] : ["all", "Publish to all pods"];
   const reason = textInput("", {maxlength: 1000}), force = checkbox(false), problem = h("div");
-  const forcing = field("force", "Go on although it denies more than the bound allows", force);
+  const forcing = field("force", "Go on all the same", force);
   forcing.hidden = true;
   const step = async (path, body) => busy(form, async () => {
     try {
@@ -109,7 +109,7 @@ function stepSection(rollout) {
       show();
     } catch (fault) {
       showProblem(problem, fault);
-      forcing.hidden = !fault.body?.type?.endsWith("bound-exceeded");
+      forcing.hidden = !/:(bound-exceeded|inconclusive)$/.test(fault.body?.type ?? "");
     }
   });
   const form = h("form", {novalidate: true}, problem,
