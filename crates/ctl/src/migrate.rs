@@ -39,7 +39,8 @@ reference's then.
 
 --to-module prints the bootstrap of an Envoy that asks a rate limit service, rewritten for the module
 of ratelease (docs/module.md): the filters, the rate_limits of virtual hosts and routes, and the
-cluster of the service. Standard error lists what Envoy did otherwise than the file says, and with `!`
+cluster of the service. An access log that tells ratelease of ends leaves: the module sees each
+request end. Standard error lists what Envoy did otherwise than the file says, and with `!`
 what the module cannot do; it stays in the output, which Envoy refuses there. Comments and the order
 of fields are lost. Envoy finds libratelease.so by ENVOY_DYNAMIC_MODULES_SEARCH_PATH, a directory;
 the module's settings, such as RUNTIME_ROOT and REDIS_URL, belong in Envoy's environment.

@@ -1,9 +1,11 @@
 //! `ratectl migrate --to-module`: rewrites the bootstrap of an Envoy that asks a rate limit service,
 //! so that the engine decides inside it.
 //!
-//! `rewrite` changes the bootstrap and its filters, and `routes` the routes. This file has what
-//! both use: it reads fields of messages in JSON, and finds what the module refuses in a rate limit.
+//! `rewrite` changes the bootstrap and its filters, `routes` the routes, and `ends` what tells
+//! ratelease of ends. This file has what all use: it reads fields of messages in JSON, and finds what
+//! the module refuses in a rate limit.
 
+mod ends;
 mod rewrite;
 mod routes;
 #[cfg(test)]
@@ -236,6 +238,7 @@ const SOURCE_CLUSTER: &str = "source_cluster";
 fn review(limit: &mut Value, at: &Trail, node_cluster: Option<&str>, findings: &mut Findings) {
     for (number, action) in items_mut(limit, "actions") {
         let at = at.field("actions").item(number);
+        ends::name_stream(action);
         if get(action, SOURCE_CLUSTER).is_some()
             && let Some(name) = node_cluster
         {

@@ -4,7 +4,8 @@
 use serde_json::{Value, json};
 
 use super::{
-    Findings, Trail, get, get_mut, items, items_mut, path, review, routes, set, take, text, type_of,
+    Findings, Trail, ends, get, get_mut, items, items_mut, path, review, routes, set, take, text,
+    type_of,
 };
 
 /// The names of messages.
@@ -101,6 +102,7 @@ impl Rewriter<'_> {
         if filters.is_empty() {
             return;
         }
+        self.services.extend(ends::leave_logs(manager, at, self.findings));
         let is_local = |filter: &Value| {
             get(filter, "typed_config").is_some_and(|config| type_of(config) == LOCAL_FILTER)
         };
@@ -118,6 +120,7 @@ impl Rewriter<'_> {
                 self.findings.left(at.field(dynamic), text);
             }
         }
+        ends::leave_id(manager);
     }
 
     /// Makes a rate limit filter one of the module.

@@ -331,6 +331,75 @@ fn names_may_be_in_camel_case() {
     assert!(at(&value, &format!("{route}/route/rateLimits")).is_none());
 }
 
+/// A bootstrap whose requests end by an access log, with more tags of that.
+fn ended_by_log(tags: &str) -> Value {
+    let id = "{name: id, typed_config: {
+        '@type': type.googleapis.com/envoy.extensions.filters.http.set_filter_state.v3.Config,
+        on_request_headers: [{object_key: ratelease.id,
+          format_string: {text_format_source: {inline_string: '%UNIQUE_ID%'}}}]}}";
+    let routes = "virtual_hosts: [{name: a, domains: ['*'], rate_limits: [{actions: [
+        {extension: {name: e, typed_config: {
+          '@type': type.googleapis.com/envoy.extensions.rate_limit_descriptors.expr.v3.Descriptor,
+          descriptor_key: request_id, text: \"filter_state['ratelease.id']\"}}}]}]}]";
+    let mut value = bootstrap(&format!("{id}, {}", filter("rl", "")), routes);
+    let log = format!(
+        "
+access_log_options: {{access_log_flush_interval: 10s}}
+access_log:
+- name: log
+  typed_config:
+    '@type': type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig
+    common_config:
+      log_name: ratelease
+      grpc_service: {{envoy_grpc: {{cluster_name: ends}}}}
+      custom_tags: [{{tag: ratelease.id, value: '%FILTER_STATE(ratelease.id:PLAIN)%'}}{tags}]
+"
+    );
+    let Value::Object(log) = read(&log) else { panic!("a map") };
+    value.pointer_mut(AT).and_then(Value::as_object_mut).unwrap().extend(log);
+    let clusters = value.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut);
+    clusters.unwrap().push(json!({"name": "ends", "type": "STATIC"}));
+    value
+}
+
+#[test]
+fn the_log_that_ends_requests_leaves_with_its_cluster_and_id() {
+    let (value, findings) = rewritten(ended_by_log(""));
+    let log =
+        "static_resources.listeners[0].filter_chains[0].filters[0].typed_config.access_log[0]";
+    assert_eq!(findings, [format!("{log}: left out: the module sees each request end")]);
+    let text = value.to_string();
+    assert!(!text.contains("access_log") && !text.contains("ratelease.id"), "{text}");
+    let clusters = value.pointer("/static_resources/clusters");
+    assert_eq!(clusters, Some(&json!([{"name": "web", "type": "STATIC"}])));
+    let filters = at(&value, "/http_filters").and_then(Value::as_array).unwrap();
+    assert_eq!(filters.len(), 2, "{filters:?}");
+    let action = "/0/typed_per_filter_config/rl/filter_config/rate_limits/0/actions/0";
+    let stream = json!({"generic_key":
+        {"descriptor_key": "request_id", "descriptor_value": "ratelease.stream"}});
+    assert_eq!(at(&value, &format!("{HOSTS}{action}")), Some(&stream));
+}
+
+#[test]
+fn a_cost_that_comes_by_the_log_is_left_to_be_moved() {
+    let (_, findings) = rewritten(ended_by_log(", {tag: ratelease.hits, value: '%CEL(1)%'}"));
+    assert!(findings[0].starts_with("! ") && findings[0].contains("apply_on_stream_done"));
+}
+
+#[test]
+fn a_log_for_others_stays_with_the_id_that_it_reads() {
+    let mut given = ended_by_log("");
+    let log = "{name: file, typed_config: {'@type': type.googleapis.com/a.File,
+        log_format: '%FILTER_STATE(ratelease.id:PLAIN)%'}}";
+    let logs = given.pointer_mut(&format!("{AT}/access_log")).and_then(Value::as_array_mut);
+    logs.unwrap().push(read(&log.replace('\n', " ")));
+    let (value, _) = rewritten(given);
+    assert_eq!(at(&value, "/access_log/0/name"), Some(&json!("file")));
+    assert_eq!(at(&value, "/access_log/1"), None);
+    assert!(at(&value, "/access_log_options").is_some());
+    assert_eq!(at(&value, "/http_filters/0/name"), Some(&json!("id")));
+}
+
 #[test]
 fn what_cannot_be_moved_is_told_with_its_place() {
     let config = "
