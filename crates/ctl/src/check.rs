@@ -1,5 +1,15 @@
-//! `ratectl check --envoy`: compares the descriptors that an Envoy sends with the rules.
+//! `ratectl check --envoy`: compares the descriptors that an Envoy sends with the rules, and checks
+//! the settings that these rules need.
+//!
+//! `config` reads the configuration, with `action`, `access_log` and `cluster` for its parts; `ends`
+//! says how requests end. This file compares, and reports.
 
+mod access_log;
+mod action;
+mod cluster;
+mod config;
+mod ends;
+mod finding;
 #[cfg(test)]
 mod tests;
 
@@ -12,23 +22,27 @@ use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
 use ratelease_cli::safe::Safe;
 use ratelease_cli::settings::{Flags, Role, RulesDir};
 use ratelease_cli::source;
-use ratelease_rules::yaml::{Yaml, YamlKind};
-use ratelease_rules::{Faults, Place, Rule, RuleLocations, Rules, Source};
+use ratelease_rules::{LevelMatch, Rule, RuleLocations, Rules};
 use serde_json::{Value, json};
 
-use crate::yaml_documents;
-use crate::yaml_documents::{field, items, text};
+use action::{EntryPattern, Origin};
+use config::{At, Config, Site, UnknownAction};
+use finding::{Finding, Findings, Level};
 
 pub const NOTES: &str = "\
 FILE is YAML or JSON with the configuration of Envoys: a bootstrap, an EnvoyFilter of Istio, or what
 /config_dump of Envoy's admin port prints, which shows what any mesh has configured. Several FILEs
 are read as one configuration. A value that depends on the request, such as a header, may be any.
 
+It also checks settings without which a limit does not hold: for rules with `hold` how the requests
+of each connection manager end (access log or second call, ids, cluster), and values that are a path
+as a client spells it. A warning is a finding with --strict.
+
 A descriptor of a route is sent in the domain of each rate limit filter of its stage. --domain names
 the domain of files without a filter.
 
-Exit status: 0 each descriptor has a rule and each rule a descriptor, 1 some have none, 2 something
-could not be read.
+Exit status: 0 each descriptor has a rule and each rule a descriptor, 1 some have none or a setting
+is wrong, 2 something could not be read.
 
 Examples:
   ratectl check --envoy envoy.yaml --rules config/rules
@@ -44,6 +58,9 @@ pub struct CheckFlags {
     /// Domain of descriptors for which no rate limit filter is in the files
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     domain: Option<String>,
+    /// Count warnings of settings as findings
+    #[arg(long)]
+    strict: bool,
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
@@ -53,8 +70,7 @@ pub struct CheckFlags {
 /// A descriptor that Envoys send.
 #[derive(Debug)]
 struct Sent<'r> {
-    file: String,
-    place: Place,
+    site: &'r Site,
     domain: String,
     entries: Vec<EntryPattern>,
     outcome: Outcome<'r>,
@@ -76,10 +92,11 @@ struct Comparison<'r> {
     /// Rules that no descriptor finds, in order of their paths.
     unsent: Vec<&'r Rule>,
     /// Descriptors whose domain is not known, by file and place.
-    without_domain: Vec<(String, Place)>,
+    without_domain: Vec<&'r At>,
     /// The domains in which something is sent.
     domains: BTreeSet<String>,
     unknown: &'r [UnknownAction],
+    settings: Findings,
 }
 
 /// Reads the configuration and the rules, and compares them.
@@ -99,21 +116,21 @@ pub fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> CliResult {
         ));
     }
     if flags.out.json {
-        out.json(&json(&compared, &places))?;
+        out.json(&json(&compared, &places, flags.strict))?;
     } else {
         print(&compared, &places, out)?;
     }
-    Ok(Completion::clean_if(compared.is_clean()))
+    Ok(Completion::clean_if(compared.is_clean(flags.strict)))
 }
 
-/// Finds the rules of each descriptor, and the rules that have none.
+/// Finds the rules of each descriptor, rules that have none, and faulty settings.
 fn compare<'r>(config: &'r Config, domain: Option<&str>, rules: &'r Rules) -> Comparison<'r> {
     let mut sent = Vec::new();
     let mut without_domain = Vec::new();
     for site in &config.sites {
-        let domains = domains_of(config, site, domain);
+        let domains = config.domains_of(site, domain);
         if domains.is_empty() {
-            without_domain.push((site.file.clone(), site.place));
+            without_domain.push(&site.at);
         }
         for domain in domains {
             for entries in &site.descriptors {
@@ -126,29 +143,58 @@ fn compare<'r>(config: &'r Config, domain: Option<&str>, rules: &'r Rules) -> Co
     let rules = rules.iter().map(|rule| &**rule);
     let unsent = rules.filter(|rule| !found.contains(&*rule.path)).collect();
     let domains = sent.iter().map(|sent| sent.domain.clone()).collect();
-    Comparison { sent, unsent, without_domain, domains, unknown: &config.unknown }
-}
-
-/// The domains in which the descriptors of a site are sent.
-fn domains_of<'c>(config: &'c Config, site: &'c Site, given: Option<&'c str>) -> BTreeSet<&'c str> {
-    if let Some(own) = &site.domain {
-        return BTreeSet::from([&**own]);
+    let mut settings = Findings::default();
+    for sent in &sent {
+        review_paths(sent, &mut settings);
+        review_hits(sent, &mut settings);
     }
-    let is_for = |stage: u32| site.stage.is_none_or(|of| of == stage);
-    let filters = config.filters.iter().filter(|filter| is_for(filter.stage));
-    let found: BTreeSet<&str> = filters.map(|filter| &*filter.domain).collect();
-    if found.is_empty() { given.into_iter().collect() } else { found }
+    ends::review(config, &sent, &mut settings);
+    Comparison { sent, unsent, without_domain, domains, unknown: &config.unknown, settings }
 }
 
-fn find<'r>(site: &Site, domain: &str, entries: &[EntryPattern], rules: &'r Rules) -> Sent<'r> {
+fn find<'r>(site: &'r Site, domain: &str, entries: &[EntryPattern], rules: &'r Rules) -> Sent<'r> {
     let pairs: Vec<_> = entries.iter().map(|it| (&*it.key, it.value.as_deref())).collect();
     let outcome = match rules.reachable(domain, &pairs) {
         None => Outcome::UnknownDomain,
         Some(rules) => Outcome::Rules(rules.into_iter().map(|rule| &**rule).collect()),
     };
-    let file = site.file.clone();
-    let place = site.place;
-    Sent { file, place, domain: domain.to_owned(), entries: entries.to_vec(), outcome }
+    Sent { site, domain: domain.to_owned(), entries: entries.to_vec(), outcome }
+}
+
+/// Adds the values that are a path as the client has spelled it, where another spelling evades a
+/// rule.
+fn review_paths(sent: &Sent<'_>, findings: &mut Findings) {
+    for (level, entry) in sent.entries.iter().enumerate() {
+        let takes_any_end = |rule: &&Rule| {
+            rule.levels.get(level).is_some_and(|level| match &level.matched {
+                LevelMatch::Wildcard(pattern) => pattern.ends_with('*'),
+                LevelMatch::Key | LevelMatch::Value => false,
+            })
+        };
+        if entry.origin == Origin::Path && !sent.rules().iter().all(takes_any_end) {
+            let at = At { place: entry.place, ..sent.site.at.clone() };
+            findings.add(Finding::error(
+                at,
+                "the path as a client spells it, with its query: `?x`, `//` or `%73` in it evades \
+                 the limit",
+                "send a generic_key from the route that matches the path, or a header_value_match \
+                 with safe_regex; set normalize_path, merge_slashes and \
+                 path_with_escaped_slashes_action",
+            ));
+        }
+    }
+}
+
+/// Adds hits that Envoy does not send.
+fn review_hits(sent: &Sent<'_>, findings: &mut Findings) {
+    let unread = sent.site.unread_hits.as_ref().filter(|_| !sent.rules().is_empty());
+    if let Some(at) = unread {
+        findings.add(Finding::error(
+            at.clone(),
+            "Envoy ignores hits_addend in the rate_limits of a route or virtual host",
+            "move the list to the RateLimitPerRoute in typed_per_filter_config",
+        ));
+    }
 }
 
 // === impl Sent ===
@@ -175,289 +221,14 @@ impl Comparison<'_> {
         domain.is_some_and(|domain| self.domains.contains(domain))
     }
 
-    fn is_clean(&self) -> bool {
+    fn is_clean(&self, is_strict: bool) -> bool {
+        let warnings = if is_strict { self.settings.count(Level::Warning) } else { 0 };
         self.unsent.is_empty()
+            && self.settings.count(Level::Error) + warnings == 0
             && self.unknown.is_empty()
             && self.without_domain.is_empty()
             && self.sent.iter().all(|sent| !sent.rules().is_empty())
     }
-}
-
-// === Action ===
-//
-// The descriptors of a `RateLimit` message (`envoy.config.route.v3`), from its actions.
-
-/// Maximum number of descriptors of one message: each action that may be skipped doubles them.
-const VARIANTS_MAX: usize = 1024;
-
-/// An entry of a descriptor.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct EntryPattern {
-    key: String,
-    /// `None` for a value that depends on the request.
-    value: Option<String>,
-}
-
-/// What an action adds to a descriptor.
-struct Added {
-    entry: EntryPattern,
-    /// The entry may be left out, and the rest is sent.
-    is_optional: bool,
-}
-
-/// The descriptors that a `RateLimit` may send.
-///
-/// # Errors
-/// The place and the name of an action that is not known.
-fn descriptors(rate_limit: &Yaml) -> Result<Vec<Vec<EntryPattern>>, (Place, String)> {
-    let mut variants: Vec<Vec<EntryPattern>> = vec![Vec::new()];
-    for action in items(field(rate_limit, "actions")) {
-        let Some(Added { entry, is_optional }) = added(action) else {
-            return Err((action.place, name_of(action).unwrap_or_default().to_owned()));
-        };
-        let without = if is_optional { variants.clone() } else { Vec::new() };
-        variants.iter_mut().for_each(|variant| variant.push(entry.clone()));
-        variants.extend(without);
-        variants.truncate(VARIANTS_MAX);
-    }
-    variants.retain(|variant| !variant.is_empty());
-    Ok(variants)
-}
-
-/// The name of an action: the one field that it has.
-fn name_of(action: &Yaml) -> Option<&str> {
-    let YamlKind::Map(pairs) = &action.kind else { return None };
-    text(&pairs.first()?.0)
-}
-
-/// The entry of an action. Keys and their defaults are those of Envoy's documentation.
-fn added(action: &Yaml) -> Option<Added> {
-    let name = snake(name_of(action)?);
-    let of = field(action, &name)?;
-    let key = |default: &str| {
-        let given = field(of, "descriptor_key").and_then(text).filter(|key| !key.is_empty());
-        given.unwrap_or(default).to_owned()
-    };
-    let any = |key: String| EntryPattern { key, value: None };
-    let entry = match name.as_str() {
-        "source_cluster" => any("source_cluster".to_owned()),
-        "destination_cluster" => any("destination_cluster".to_owned()),
-        "remote_address" => any("remote_address".to_owned()),
-        "masked_remote_address" => any("masked_remote_address".to_owned()),
-        "request_headers" | "query_parameters" | "dynamic_metadata" | "metadata" => any(key("")),
-        "generic_key" => EntryPattern { key: key("generic_key"), value: fixed(of) },
-        "header_value_match" => EntryPattern { key: key("header_match"), value: fixed(of) },
-        "query_parameter_value_match" => EntryPattern { key: key("query_match"), value: fixed(of) },
-        "remote_address_match" => {
-            EntryPattern { key: key("remote_address_match"), value: fixed(of) }
-        }
-        "extension" => {
-            any(field(field(of, "typed_config")?, "descriptor_key").and_then(text)?.to_owned())
-        }
-        _ => return None,
-    };
-    let is_set = |of, name| field(of, name).and_then(text).is_some_and(|it| it == "true");
-    let skips = is_set(of, "skip_if_absent")
-        || field(of, "typed_config").is_some_and(|of| is_set(of, "skip_if_error"));
-    (!entry.key.is_empty()).then_some(Added { entry, is_optional: skips })
-}
-
-/// The value of an action that names it; `None` if Envoy may put something in the place of `%…%`.
-fn fixed(of: &Yaml) -> Option<String> {
-    let value = field(of, "descriptor_value").and_then(text)?;
-    (!value.contains('%')).then(|| value.to_owned())
-}
-
-fn snake(name: &str) -> String {
-    let mut snake = String::with_capacity(name.len() + 4);
-    for letter in name.chars() {
-        if letter.is_ascii_uppercase() {
-            snake.push('_');
-        }
-        snake.push(letter.to_ascii_lowercase());
-    }
-    snake
-}
-
-// === Config ===
-//
-// Finds rate limit filters and descriptors in a configuration of Envoy, wherever they are: a
-// bootstrap, the patches of an EnvoyFilter and a dump nest the same messages differently.
-
-/// The endings of type URLs of messages.
-const HTTP_FILTER: &str = "filters.http.ratelimit.v3.RateLimit";
-const PER_ROUTE: &str = "filters.http.ratelimit.v3.RateLimitPerRoute";
-const NETWORK_FILTER: &str = "filters.network.ratelimit.v3.RateLimit";
-const LOCAL_FILTER: &str = "local_ratelimit.v3.LocalRateLimit";
-
-/// The filters and descriptors of all files.
-#[derive(Debug, Default)]
-struct Config {
-    filters: Vec<Filter>,
-    sites: Vec<Site>,
-    unknown: Vec<UnknownAction>,
-    /// Name of the file that is read.
-    file: String,
-    /// Lines of it before the document that is read.
-    lines_before: u32,
-    /// The domain that a route around the present place has instead of the filter's.
-    route_domain: Option<String>,
-}
-
-/// A rate limit filter.
-#[derive(Debug, PartialEq, Eq)]
-struct Filter {
-    domain: String,
-    /// Routes name the stage whose filters send their descriptors.
-    stage: u32,
-}
-
-/// A place that has descriptors.
-#[derive(Debug, PartialEq, Eq)]
-struct Site {
-    file: String,
-    place: Place,
-    /// The domain, where it does not depend on the filters.
-    domain: Option<String>,
-    /// The stage; `None` for all stages.
-    stage: Option<u32>,
-    descriptors: Vec<Vec<EntryPattern>>,
-}
-
-/// An action that is not known, so that its descriptors are not either.
-#[derive(Debug, PartialEq, Eq)]
-struct UnknownAction {
-    file: String,
-    place: Place,
-    name: String,
-}
-
-// === impl Config ===
-
-impl Config {
-    /// Adds what `source` has, in all its documents.
-    ///
-    /// # Errors
-    /// Every syntax fault of the first document that has any.
-    fn read(&mut self, source: &Source) -> Result<(), Faults> {
-        self.file.clone_from(&source.name);
-        for document in yaml_documents::read(source)? {
-            self.lines_before = document.lines_before;
-            self.visit(&document.root);
-        }
-        Ok(())
-    }
-
-    /// Visits a value and all that is in it. The recursion is as deep as the parser allows.
-    fn visit(&mut self, at: &Yaml) {
-        let kind = field(at, "@type").and_then(text).unwrap_or_default();
-        if kind.ends_with(LOCAL_FILTER) {
-            return;
-        }
-        match kind {
-            _ if kind.ends_with(HTTP_FILTER) => self.http_filter(at),
-            _ if kind.ends_with(NETWORK_FILTER) => self.network_filter(at),
-            _ if kind.ends_with(PER_ROUTE) => {
-                let domain = own_domain(at).or(self.route_domain.clone());
-                self.limits(at, domain, Stages::All);
-            }
-            _ => self.other(at),
-        }
-    }
-
-    /// A message that may be a route, with the domain of its own configuration of the filter.
-    fn other(&mut self, at: &Yaml) {
-        let around = self.route_domain.clone();
-        self.route_domain = domain_of_route(at).or(around.clone());
-        self.limits(at, self.route_domain.clone(), Stages::Named);
-        self.inside(at);
-        self.route_domain = around;
-    }
-
-    fn inside(&mut self, at: &Yaml) {
-        match &at.kind {
-            YamlKind::List(items) => items.iter().for_each(|item| self.visit(item)),
-            YamlKind::Map(pairs) => pairs.iter().for_each(|(_, value)| self.visit(value)),
-            YamlKind::Null | YamlKind::Scalar(_) => {}
-        }
-    }
-
-    fn http_filter(&mut self, at: &Yaml) {
-        let Some(domain) = own_domain(at) else { return };
-        self.limits(at, Some(domain.clone()), Stages::All);
-        self.filters.push(Filter { domain, stage: stage(at) });
-    }
-
-    fn network_filter(&mut self, at: &Yaml) {
-        let Some(domain) = own_domain(at) else { return };
-        for descriptor in items(field(at, "descriptors")) {
-            let entry = |of: &Yaml| {
-                let of = |name| field(of, name).and_then(text).map(str::to_owned);
-                let value = of("value").filter(|value| !value.contains('%'));
-                Some(EntryPattern { key: of("key")?, value })
-            };
-            let entries = items(field(descriptor, "entries")).iter().filter_map(entry).collect();
-            self.add(descriptor, Some(domain.clone()), None, vec![entries]);
-        }
-    }
-
-    /// Adds the `rate_limits` of a message.
-    fn limits(&mut self, at: &Yaml, domain: Option<String>, stages: Stages) {
-        for limit in items(field(at, "rate_limits")) {
-            let stage = (stages == Stages::Named).then(|| stage(limit));
-            match descriptors(limit) {
-                Ok(descriptors) => self.add(limit, domain.clone(), stage, descriptors),
-                Err((place, name)) => {
-                    let file = self.file.clone();
-                    let place = self.placed(place);
-                    self.unknown.push(UnknownAction { file, place, name });
-                }
-            }
-        }
-    }
-
-    /// A place in the file, from one in the document.
-    fn placed(&self, place: Place) -> Place {
-        Place { line: place.line + self.lines_before, ..place }
-    }
-
-    fn add(
-        &mut self,
-        at: &Yaml,
-        domain: Option<String>,
-        stage: Option<u32>,
-        descriptors: Vec<Vec<EntryPattern>>,
-    ) {
-        if !descriptors.is_empty() {
-            let file = self.file.clone();
-            let place = self.placed(at.place);
-            self.sites.push(Site { file, place, domain, stage, descriptors });
-        }
-    }
-}
-
-/// The domain that a route's own configuration of the filter has.
-fn domain_of_route(at: &Yaml) -> Option<String> {
-    let YamlKind::Map(filters) = &field(at, "typed_per_filter_config")?.kind else { return None };
-    let is_ours =
-        |of: &Yaml| field(of, "@type").and_then(text).is_some_and(|kind| kind.ends_with(PER_ROUTE));
-    filters.iter().map(|(_, of)| of).find(|of| is_ours(of)).and_then(own_domain)
-}
-
-/// Which stages a message's descriptors are for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stages {
-    /// The one that each names, 0 by default.
-    Named,
-    All,
-}
-
-fn own_domain(of: &Yaml) -> Option<String> {
-    field(of, "domain").and_then(text).filter(|domain| !domain.is_empty()).map(str::to_owned)
-}
-
-fn stage(of: &Yaml) -> u32 {
-    field(of, "stage").and_then(text).and_then(|stage| stage.parse().ok()).unwrap_or_default()
 }
 
 // === Report ===
@@ -472,14 +243,14 @@ fn print(compared: &Comparison<'_>, places: &RuleLocations, out: &mut Out) -> Re
     };
     for unknown in compared.unknown {
         let problem = format!("the action '{}' is not known; it was not checked", unknown.name);
-        finding(at(&unknown.file, unknown.place), problem)?;
+        finding(unknown.at.to_string(), problem)?;
     }
-    for (file, place) in &compared.without_domain {
+    for at in &compared.without_domain {
         let problem = "no rate limit filter has its stage; name the domain with --domain";
-        finding(at(file, *place), problem.to_owned())?;
+        finding(at.to_string(), problem.to_owned())?;
     }
     for sent in compared.sent.iter().filter(|sent| sent.rules().is_empty()) {
-        finding(at(&sent.file, sent.place), problem(sent))?;
+        finding(sent.site.at.to_string(), problem(sent))?;
     }
     for (domain, rules) in unused_domains(compared) {
         let problem = format!("nothing is sent in this domain; its rules, never found: {rules}");
@@ -488,6 +259,14 @@ fn print(compared: &Comparison<'_>, places: &RuleLocations, out: &mut Out) -> Re
     for rule in compared.unsent.iter().filter(|rule| compared.sends_in(rule.domain())) {
         let place = places.of(&rule.path).map(|place| place.to_string()).unwrap_or_default();
         finding(place, format!("no descriptor finds the rule {}", rule.path))?;
+    }
+    for Finding { level, at, problem, fix } in &compared.settings.0 {
+        let style = match level {
+            Level::Error => Style::Bad,
+            Level::Warning => Style::Doubtful,
+        };
+        let level = painter.paint(style, level.name());
+        out.line(format_args!("{}: {level}: {}; {fix}", Safe(at), Safe(problem)))?;
     }
     out.line(summary(compared))
 }
@@ -517,28 +296,36 @@ fn problem(sent: &Sent<'_>) -> String {
 fn shown(entries: &[EntryPattern]) -> String {
     let entries = entries
         .iter()
-        .map(|EntryPattern { key, value }| format!("{key}={}", value.as_deref().unwrap_or("*")));
+        .map(|entry| format!("{}={}", entry.key, entry.value.as_deref().unwrap_or("*")));
     entries.collect::<Vec<_>>().join(",")
-}
-
-fn at(file: &str, Place { line, column }: Place) -> String {
-    format!("{file}:{line}:{column}")
 }
 
 fn summary(compared: &Comparison<'_>) -> String {
     let sent = compared.sent.len();
     let without = compared.sent.iter().filter(|sent| sent.rules().is_empty()).count();
     let unsent = compared.unsent.len();
-    format!("descriptors: {sent}, of which without a rule: {without}; rules never found: {unsent}")
+    let counts = [Level::Error, Level::Warning].map(|level| {
+        let count = compared.settings.count(level);
+        let plural = if count == 1 { "" } else { "s" };
+        format!("{count} {}{plural}", level.name())
+    });
+    let settings = match compared.settings.0.as_slice() {
+        [] => String::new(),
+        _ => format!("; settings: {}", counts.join(", ")),
+    };
+    format!(
+        "descriptors: {sent}, of which without a rule: {without}; rules never found: \
+         {unsent}{settings}"
+    )
 }
 
 /// All descriptors with their rules, and what has none.
-fn json(compared: &Comparison<'_>, places: &RuleLocations) -> Value {
-    let entry = |EntryPattern { key, value }: &EntryPattern| json!({"key": key, "value": value});
+fn json(compared: &Comparison<'_>, places: &RuleLocations, is_strict: bool) -> Value {
+    let entry = |entry: &EntryPattern| json!({"key": entry.key, "value": entry.value});
     let sent = compared.sent.iter().map(|sent| {
         let rules: Vec<_> = sent.rules().iter().map(|rule| &*rule.path).collect();
         json!({
-            "at": at(&sent.file, sent.place),
+            "at": sent.site.at.to_string(),
             "domain": sent.domain,
             "domain_has_rules": !matches!(sent.outcome, Outcome::UnknownDomain),
             "entries": sent.entries.iter().map(entry).collect::<Value>(),
@@ -554,13 +341,17 @@ fn json(compared: &Comparison<'_>, places: &RuleLocations) -> Value {
     let unknown = compared
         .unknown
         .iter()
-        .map(|unknown| json!({"at": at(&unknown.file, unknown.place), "action": unknown.name}));
-    let without = compared.without_domain.iter().map(|(file, place)| at(file, *place));
+        .map(|unknown| json!({"at": unknown.at.to_string(), "action": unknown.name}));
+    let without = compared.without_domain.iter().map(|at| at.to_string());
+    let settings = compared.settings.0.iter().map(|Finding { level, at, problem, fix }| {
+        json!({"at": at.to_string(), "level": level.name(), "problem": problem, "fix": fix})
+    });
     json!({
         "descriptors": sent.collect::<Value>(),
         "rules_never_found": unsent.collect::<Value>(),
         "unknown_actions": unknown.collect::<Value>(),
         "without_domain": without.collect::<Value>(),
-        "clean": compared.is_clean(),
+        "settings": settings.collect::<Value>(),
+        "clean": compared.is_clean(is_strict),
     })
 }

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
+use super::check_envoy::{LOG, SLOTS};
 use super::{ran, root};
 use crate::support::control;
 use crate::support::ports::free_port;
@@ -76,6 +77,9 @@ const NEW: [(&str, &str); 3] = [
         "",
     ),
 ];
+
+/// An action that `envoyfilter.yaml` of the pages has besides the access log of another test.
+const UNLIMITED: &str = "            - actions: [{generic_key: {descriptor_value: hello}}]\n";
 
 /// Directories and files of the repository that commands name.
 const LINKED: [&str; 5] = ["config", "docs", "envoy", "tests", "docker-compose.yml"];
@@ -159,6 +163,9 @@ fn scene() -> TempDir {
         symlink(root().join(name), dir.path().join(name)).unwrap();
     }
     fs::write(dir.path().join("broken.yaml"), BROKEN).unwrap();
+    fs::write(dir.path().join("envoyfilter.yaml"), format!("{LOG}{UNLIMITED}")).unwrap();
+    fs::create_dir(dir.path().join("slots")).unwrap();
+    fs::write(dir.path().join("slots/slots.yaml"), SLOTS.1).unwrap();
     let new = dir.path().join("new");
     fs::create_dir(&new).unwrap();
     for entry in fs::read_dir(root().join("config/rules")).unwrap() {

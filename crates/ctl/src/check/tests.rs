@@ -1,5 +1,7 @@
 //! Configurations of Envoy, compared with rules.
 
+mod ends;
+
 use ratelease_rules::{Options, Source, load};
 
 use super::{Comparison, Config, compare};
@@ -28,7 +30,7 @@ fn findings(envoy: &str, domain: Option<&str>) -> (Vec<String>, Vec<String>) {
     let Comparison { sent, unsent, .. } = compare(&config, domain, &rules);
     let sent = sent.iter().filter(|sent| sent.rules().is_empty()).map(|sent| {
         let keys = sent.entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>();
-        format!("{}:{}:{}", sent.place.line, sent.domain, keys.join(","))
+        format!("{}:{}:{}", sent.site.at.place.line, sent.domain, keys.join(","))
     });
     (sent.collect(), unsent.iter().map(|rule| rule.path.to_string()).collect())
 }
@@ -159,7 +161,7 @@ fn a_file_of_many_documents_takes_little_memory() {
     let text = format!("{}rate_limits: [{{actions: [{{a: {{}}}}]}}]\n", "---\n".repeat(100_000));
     let mut config = Config::default();
     config.read(&source("envoy.yaml", &text)).unwrap();
-    assert_eq!(config.unknown[0].place.line, 100_001);
+    assert_eq!(config.unknown[0].at.place.line, 100_001);
 }
 
 #[test]
@@ -168,7 +170,7 @@ fn an_action_that_is_not_known_is_a_finding_with_its_place() {
     let text = "rate_limits:\n  - actions: [{new_action: {}}]\n";
     config.read(&source("envoy.yaml", text)).unwrap();
     let [unknown] = &*config.unknown else { panic!("{:?}", config.unknown) };
-    assert_eq!((unknown.place.line, unknown.name.as_str()), (2, "new_action"));
+    assert_eq!((unknown.at.place.line, unknown.name.as_str()), (2, "new_action"));
 }
 
 #[test]
