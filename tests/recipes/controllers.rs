@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::objects::{all, documents, items, text};
-use crate::recipe::{Recipe, assert_quota};
+use crate::recipe::{Recipe, assert_quota, is_denied, spellings};
 
 #[tokio::test]
 async fn contour() {
@@ -36,11 +36,14 @@ pub async fn limits_as_contour(recipe: Recipe) {
         let answer = recipe.get("/api", &[shop, alice]).await;
         assert_quota(&answer, status, "3, 3;w=3600", left);
     }
+    for spelling in spellings("/api") {
+        assert_eq!(is_denied(&recipe.get(&spelling, &[shop, alice]).await, &spelling), 1);
+    }
     assert_quota(&recipe.get("/api/x", &[shop, bob]).await, 200, "3, 3;w=3600", 2);
     for (status, left) in [(200, 0), (429, 0)] {
         assert_quota(&recipe.get("/api", &[shop]).await, status, "1, 1;w=3600", left);
     }
-    recipe.end(7, 3).await;
+    recipe.end(7, 3 + spellings("/api").len() as u64).await;
 }
 
 #[tokio::test]
@@ -79,18 +82,31 @@ async fn kgateway() {
 
 pub async fn limits_as_kgateway(recipe: Recipe) {
     let objects = documents(&recipe.file("trafficpolicy.yaml"));
-    let (extension, policy) = (&objects[0], &objects[1]["spec"]["rateLimit"]["global"]);
+    let [extension, backend, route, policies @ ..] = &objects[..] else { panic!("{objects:?}") };
     let bootstrap = recipe.bootstrap();
     let at = |key: &str| text(&extension["metadata"][key]);
     let name = format!("ratelimit/{}/{}", at("namespace"), at("name"));
-    assert_eq!(policy["extensionRef"]["name"], extension["metadata"]["name"]);
     let filter = only_filter(&bootstrap, &name);
     let settings = &extension["spec"]["rateLimit"];
     assert_eq!(filter["domain"], settings["domain"]);
     assert_eq!(seconds(&filter["timeout"]), seconds(&settings["timeout"]));
-    let route = only(&bootstrap, "routes");
-    let limits = &route["typed_per_filter_config"][&name]["rate_limits"];
-    assert_eq!(*limits, rate_limits(&policy["descriptors"], &kgateway_action));
+    let breakers = &all(&bootstrap, "thresholds")[0][0];
+    assert_eq!(breakers["max_requests"], backend["spec"]["circuitBreakers"]["maxRequests"]);
+    let streams = &backend["spec"]["http2ProtocolOptions"]["maxConcurrentStreams"];
+    assert_eq!(all(&bootstrap, "max_concurrent_streams"), [streams]);
+    let routes = items(all(&bootstrap, "routes")[0]);
+    let rules = items(&route["spec"]["rules"]);
+    assert_eq!(routes.len(), rules.len());
+    for (made, rule) in routes.iter().zip(rules) {
+        assert_eq!(made["match"]["path_separated_prefix"], rule["matches"][0]["path"]["value"]);
+        let names_rule = |it: &&Value| it["spec"]["targetRefs"][0]["sectionName"] == rule["name"];
+        let of_route = |it: &&Value| it["spec"]["targetRefs"][0]["sectionName"].is_null();
+        let policy = policies.iter().find(names_rule).or(policies.iter().find(of_route));
+        let policy = &policy.expect("a policy")["spec"]["rateLimit"]["global"];
+        assert_eq!(policy["extensionRef"]["name"], extension["metadata"]["name"]);
+        let limits = &made["typed_per_filter_config"][&name]["rate_limits"];
+        assert_eq!(*limits, rate_limits(&policy["descriptors"], &kgateway_action));
+    }
 
     let (shop, of_user) = (("host", "shop.example.com"), "3, 3;w=3600");
     let (alice, bob) = (("x-user-id", "alice"), ("x-user-id", "bob"));
@@ -104,7 +120,9 @@ pub async fn limits_as_kgateway(recipe: Recipe) {
         assert_quota(&answer, status, of_both, left);
     }
     assert_eq!(recipe.get("/shop/login", &[shop]).await.status, 429);
-    recipe.end(5, 3).await;
+    let login = "/shop/login";
+    let (ok, denied) = recipe.limits_spellings(login, 2, &[shop], &spellings(login)).await;
+    recipe.end(5 + ok, 3 + denied).await;
 }
 
 // === What the controllers make of their objects ===
@@ -161,7 +179,6 @@ fn kgateway_action(entry: &Value) -> Value {
             json!({"generic_key": {"descriptor_key": key, "descriptor_value": value}})
         }
         "Header" => header(&entry["header"], &entry["header"]),
-        "Path" => header(&":path".into(), &"path".into()),
         "RemoteAddress" => json!({"remote_address": {}}),
         other => panic!("another entry: {other}"),
     }

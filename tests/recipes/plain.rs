@@ -1,8 +1,15 @@
-//! Envoy without a mesh, over TCP and on a Unix socket.
+//! Envoy without a mesh: over TCP, on a Unix socket, and in the demo.
 
+use std::fs;
 use std::net::Ipv4Addr;
+use std::path::Path;
 
-use crate::recipe::{Recipe, assert_quota};
+use tempfile::TempDir;
+
+use crate::recipe::{Recipe, all_spellings, assert_quota, placed};
+use crate::support::asked::Asked;
+use crate::support::envoy::Envoy;
+use crate::upstream;
 
 #[tokio::test]
 async fn plain_tcp() {
@@ -28,5 +35,27 @@ pub async fn limits_each_client(recipe: Recipe) {
     }
     assert_quota(&recipe.get_from(other, "/").await, 200, of_client, 4);
     assert_quota(&recipe.get_from(other, "/search").await, 200, of_both, 2);
-    recipe.end(7, 2).await;
+    let (ok, denied) = recipe.limits_spellings("/search", 3, &[], &all_spellings("/search")).await;
+    recipe.end(7 + ok, 2 + denied).await;
+}
+
+#[tokio::test]
+async fn the_demo_sends_one_path_for_each_spelling() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy/envoy.yaml");
+    let demo = fs::read_to_string(demo).unwrap();
+    // The demo's application is a listener of the same Envoy; the test has its own.
+    let (listeners, clusters) = demo.split_once("  clusters:\n").unwrap();
+    let demo = format!("{listeners}  clusters:\n{}", clusters.replace("9999}", "8000}"));
+    let asked = Asked::default();
+    let demo = placed(&demo, asked.serve().await, upstream::address());
+    let envoy = Envoy::run(TempDir::new().unwrap(), &demo, 1, "ingress").await;
+    envoy.healthy(2).await;
+
+    let limited = "demo: path=/limited; remote_address=127.0.0.1";
+    for spelling in all_spellings("/limited") {
+        let status = envoy.get(&spelling, &[]).await.status;
+        let expected = if status == 307 { vec![] } else { vec![limited.to_owned()] };
+        assert_eq!((status == 200, asked.entries()), (status != 307, expected), "{spelling}");
+    }
+    envoy.stop().await;
 }

@@ -136,8 +136,33 @@ impl Recipe {
 
     /// Sends a request from this address of the loopback network.
     pub async fn get_from(&self, source: Ipv4Addr, path: &str) -> Answer {
+        self.get_with(source, path, &[]).await
+    }
+
+    /// As [`Recipe::get_from`], with these headers.
+    async fn get_with(&self, source: Ipv4Addr, path: &str, headers: Headers<'_>) -> Answer {
         let client = Client::connect_from(IpAddr::V4(source), self.envoy.ingress).await;
-        client.expect("Envoy listens").get(path, &[]).await.expect("an answer")
+        client.expect("Envoy listens").get(path, headers).await.expect("an answer")
+    }
+
+    /// Requires that no other spelling of a path evades the limit that each client has for it.
+    /// Returns how many requests the limit admitted, and how many it denied.
+    pub async fn limits_spellings(
+        &self,
+        path: &str,
+        limit: u64,
+        headers: Headers<'_>,
+        spellings: &[String],
+    ) -> (u64, u64) {
+        let mut denied = 0;
+        for (spelling, client) in spellings.iter().zip(1..) {
+            let client = Ipv4Addr::new(127, 0, 1, client);
+            for _ in 0..limit {
+                assert_eq!(self.get_with(client, path, headers).await.status, 200, "{path}");
+            }
+            denied += is_denied(&self.get_with(client, spelling, headers).await, spelling);
+        }
+        (limit * spellings.len() as u64, denied)
     }
 
     /// The statuses of as many requests, one after the other.
@@ -161,6 +186,51 @@ impl Recipe {
                 assert_eq!(pod.stop().await, 0, "at {caller}");
             }
         }
+    }
+}
+
+/// Other spellings of a path that Envoy and applications take for it: with a query, a slash at the
+/// end, two slashes, segments of dots, an escaped letter.
+pub fn spellings(path: &str) -> Vec<String> {
+    let (parent, last) = path.rsplit_once('/').expect("a path");
+    let (first, rest) = last.split_at(1);
+    let escaped = format!("%{:02x}{rest}", first.as_bytes()[0]);
+    vec![
+        format!("{path}?x=1"),
+        format!("{path}/"),
+        format!("{parent}//{last}"),
+        format!("{parent}/./{last}"),
+        format!("{parent}/x/../{last}"),
+        format!("{parent}/{escaped}"),
+    ]
+}
+
+/// As [`spellings`], and those that only some applications take for the path: with an escaped slash
+/// or a parameter of the segment.
+pub fn all_spellings(path: &str) -> Vec<String> {
+    let (parent, last) = path.rsplit_once('/').expect("a path");
+    let more = [
+        format!("{parent}/%2F{last}"),
+        format!("{path}%2F"),
+        format!("{parent}/x%2F..%2F{last}"),
+        format!("{path};x=1"),
+    ];
+    spellings(path).into_iter().chain(more).collect()
+}
+
+/// Requires that a request did not reach the application: it was denied (1), or sent to the usual
+/// spelling of its path (0).
+#[track_caller]
+pub fn is_denied(answer: &Answer, spelling: &str) -> u64 {
+    assert_eq!(answer.header(upstream::MARK), None, "{spelling}: {answer:?}");
+    match answer.status {
+        429 => 1,
+        307 => {
+            let location = answer.header("location").unwrap_or_default();
+            assert!(!location.contains('%') && !location.contains("//"), "{spelling}: {answer:?}");
+            0
+        }
+        _ => panic!("{spelling}: {answer:?}"),
     }
 }
 
