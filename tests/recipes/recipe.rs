@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tokio::process::Command;
 
 use crate::objects;
-use crate::support::envoy::{Envoy, Verdicts};
+use crate::support::envoy::{Envoy, Verdicts, patient, with_addresses};
 use crate::support::files::put;
 use crate::support::http::{Answer, Client};
 use crate::support::module::{library, migrated};
@@ -32,13 +32,9 @@ pub struct Recipe {
 /// Headers of a request.
 pub type Headers<'a> = &'a [(&'a str, &'a str)];
 
-/// Ports in the files of recipes, which docs/recipes.md lists.
-const RATELEASE: &str = "8081";
-const APP: &str = "8000";
 const SOCKET: &str = "/run/ratelease/rls.sock";
 
-/// Longer than the recipes' own: a machine that also compiles must not make a verdict an error.
-const ENVOY_TIMEOUT: &str = "8s";
+/// A machine that also compiles must not make a verdict an error.
 const PATIENT: [(&str, &str); 2] = [("LEASE_MAX_WAIT", "5s"), ("REDIS_TIMEOUT", "5s")];
 
 /// Recipes that this process has started.
@@ -289,30 +285,9 @@ fn settings(dir: &Path, name: &str, socket: &str) -> Vec<(String, String)> {
     env
 }
 
-/// The bootstrap with the addresses and the time-out of a test. Each address of a file has the form
-/// `socket_address: {address: A, port_value: P}`, on one line.
+/// The bootstrap with the addresses and the time-out of a test.
 pub fn placed(bootstrap: &str, pod: SocketAddr, app: SocketAddr) -> String {
-    let lines = bootstrap.lines().map(|line| {
-        let is_timeout = line.trim_start().starts_with("timeout: 0.");
-        if is_timeout {
-            let (name, _) = line.split_once("timeout: ").expect("a time-out");
-            return format!("{name}timeout: {ENVOY_TIMEOUT}\n");
-        }
-        let Some((before, address)) = line.split_once("socket_address: {address: ") else {
-            assert!(!line.contains("socket_address"), "not of that form: {line}");
-            return format!("{line}\n");
-        };
-        let (address, after) = address.split_once('}').expect("an address on one line");
-        let (_, port) = address.split_once("port_value: ").expect("a port beside the address");
-        let address = match port {
-            RATELEASE => pod,
-            APP => app,
-            _ => SocketAddr::from(([127, 0, 0, 1], 0)),
-        };
-        let (host, port) = (address.ip(), address.port());
-        format!("{before}socket_address: {{address: {host}, port_value: {port}}}{after}\n")
-    });
-    lines.collect()
+    with_addresses(&patient(bootstrap), pod, app)
 }
 
 /// Requires that each descriptor that the recipe's Envoy sends has a rule, and each rule a

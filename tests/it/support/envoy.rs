@@ -10,12 +10,14 @@ use tempfile::TempDir;
 pub(crate) use config::{
     ANY_PORT, EnvoyOptions, assignment, endpoint, filter, listener, pipe, router, socket,
 };
+pub(crate) use recipe::{patient, with_addresses};
 
 use super::http::{self, Answer, Client};
 use super::load::{Load, RunningLoad};
 use super::process::{Process, leashed};
 
 mod config;
+mod recipe;
 
 /// Envoy with the rate limit filter. One of [`Envoy::start`] has one listener, and an upstream of
 /// its own that answers 200.

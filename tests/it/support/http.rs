@@ -87,8 +87,20 @@ impl Client {
         self.stream.get_mut().write_all(bytes).await
     }
 
+    /// Makes the end of the connection a reset (RST) in place of a close (FIN).
+    pub(crate) fn resets_at_its_end(&self) -> Result<()> {
+        self.stream.get_ref().set_zero_linger()
+    }
+
     /// Reads the next answer.
     pub(crate) async fn answer(&mut self) -> Result<Answer> {
+        let mut answer = self.head().await?;
+        answer.body = String::from_utf8_lossy(&self.body(&answer).await?).into_owned();
+        Ok(answer)
+    }
+
+    /// Reads the next answer without its body, which may have no end.
+    pub(crate) async fn head(&mut self) -> Result<Answer> {
         let status_line = self.line().await?;
         let status = status_line.split(' ').nth(1).and_then(|code| code.parse().ok());
         let status = status.ok_or_else(|| malformed(&status_line))?;
@@ -101,9 +113,7 @@ impl Client {
             let (name, value) = line.split_once(':').ok_or_else(|| malformed(&line))?;
             headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
         }
-        let mut answer = Answer { status, headers, body: String::new() };
-        answer.body = String::from_utf8_lossy(&self.body(&answer).await?).into_owned();
-        Ok(answer)
+        Ok(Answer { status, headers, body: String::new() })
     }
 
     async fn body(&mut self, head: &Answer) -> Result<Vec<u8>> {
