@@ -102,11 +102,16 @@ def build(server):
               if m.get("executable") and m["target"]["name"] == "floor"]
     run(["cargo", "build", "--profile", "dist", "--locked", "--example", "load"])
     # Built last, so that the binary lacks the features that only tests and benches enable.
-    run(["cargo", "build", "--profile", "dist", "--locked", "--package", "ratelease", "--bins"])
+    built = build_server()
     if not floors:
         raise Failed("cargo built no floor; try: cargo bench --no-run --bench floor")
-    built = Path(os.environ.get("CARGO_TARGET_DIR", "target")) / "dist"
-    return server or built / "ratelease", built / "examples" / "load", floors[-1]
+    return server or built, built.parent / "examples" / "load", floors[-1]
+
+
+def build_server():
+    """The path of ratelease, as images carry it."""
+    run(["cargo", "build", "--profile", "dist", "--locked", "--package", "ratelease", "--bins"])
+    return Path(os.environ.get("CARGO_TARGET_DIR", "target")) / "dist" / "ratelease"
 
 
 def binaries(args):
@@ -184,13 +189,13 @@ def free_ports(count):
     return free
 
 
-def start_ratelease(stage, binary, addresses, name="ratelease", more=None):
+def start_ratelease(stage, binary, addresses, name="ratelease", more=None, text=RULES):
     """A pod on the cluster, or on the embedded store if there are no addresses, with `more` in its
-    environment, and rules of its own directory."""
+    environment, and a directory of its own for its rules, which are `text`."""
     # Not beside the logs: a pod watches the directory around its rules.
     rules = stage.directory / "rules" / name
     rules.mkdir(parents=True)
-    (rules / "shop.yaml").write_text(RULES)
+    (rules / "shop.yaml").write_text(text)
     env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     env |= {"HOST": "127.0.0.1", "GRPC_HOST": "127.0.0.1", "DEBUG_HOST": "127.0.0.1"}
     env |= {"PORT": "0", "GRPC_PORT": "0", "DEBUG_PORT": "0", "LOG_LEVEL": "warn"}
@@ -318,6 +323,34 @@ def measure(generator, pid, address, redis_pids, flags, seconds, warming=None):
         "rss_mib": rss_mib(pid),
         "other_cores": max(elsewhere, 0) / (time.monotonic() - begun),
     }
+
+
+# What wrk prints of a run, as JSON.
+WRK_REPORT = """\
+done = function(summary, latency)
+  io.write(string.format('{"requests":%d,"micros":%d,"bad":%d,"p50_us":%d,"p99_us":%d}\\n',
+    summary.requests, summary.duration, summary.errors.status + summary.errors.read
+      + summary.errors.timeout, latency:percentile(50), latency:percentile(99)))
+end
+"""
+
+
+def wrk_script(stage, name, script):
+    """The path of a script of wrk that makes the requests, and reports the run."""
+    path = stage.directory / f"{name}.lua"
+    path.write_text(script + WRK_REPORT)
+    return path
+
+
+def wrk(script, port, seconds, connections):
+    """Loads a port by HTTP/1.1 as fast as it answers."""
+    command = ["wrk", "--threads", "1", "--connections", str(connections), "--duration",
+               f"{seconds}s", "--script", str(script), f"http://127.0.0.1:{port}/"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found = re.search(r"^\{.*\}$", done.stdout, re.MULTILINE)
+    if not found:
+        raise Failed(f"wrk failed: {done.stderr.strip() or done.stdout.strip()}")
+    return json.loads(found.group())
 
 
 # === Output ===
