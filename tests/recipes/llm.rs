@@ -10,9 +10,12 @@ use crate::recipe::{Headers, Recipe};
 use crate::support::http::{self, Answer, Client};
 use crate::support::process::{Process, leashed};
 
-/// What Envoy sends, without a ratelease.
+/// Starts and ends that Envoy reports, without a ratelease.
 #[path = "llm/facts.rs"]
 mod facts;
+/// A server that records Envoy's access log.
+#[path = "llm/log.rs"]
+mod log;
 /// The commands of the page.
 #[path = "llm/page.rs"]
 mod page;
@@ -137,15 +140,26 @@ impl Form<'_> {
 struct Rig {
     recipe: Recipe,
     llm: Llm,
+    /// Calls that tell of one request: its start, and its end where the access log does not.
+    calls_each: u64,
+    /// Holds of a request that runs.
+    holds_each: u64,
     /// Calls that Envoy has to have made.
     calls: u64,
+    /// Requests that run.
+    running: u64,
 }
 
 impl Rig {
     async fn start(recipe: &str) -> Self {
+        let (calls_each, holds_each) = match recipe {
+            "llm-tokens" => (2, 0),
+            "llm-holds" => (1, 1),
+            _ => (1, 2),
+        };
         let llm = Llm::start().await;
         let recipe = Recipe::start_before(recipe, "ingress", llm.address).await;
-        Self { recipe, llm, calls: 0 }
+        Self { recipe, llm, calls_each, holds_each, calls: 0, running: 0 }
     }
 
     /// Sends a request of a user, whose answer costs this many tokens; returns its status once what
@@ -161,9 +175,35 @@ impl Rig {
         status
     }
 
-    /// Waits until these further requests have ended: each makes two calls.
+    /// Begins a request of a user, which runs until it is dropped.
+    async fn begin(&mut self, form: &Form<'_>, user: &str) -> Client {
+        let headers = [("x-user-id", user), ("x-llm-delay", "60")];
+        let client = form.begin(self.recipe.envoy.ingress, &headers, &self.llm).await;
+        self.running += 1;
+        self.called(1).await;
+        client
+    }
+
+    /// Waits until ratelease knows that these requests, which ran, have ended.
+    async fn left_by(&mut self, requests: u64) {
+        self.running -= requests;
+        self.settled(0).await;
+    }
+
+    /// Waits until these further requests have ended, and ratelease knows.
     async fn settled(&mut self, requests: u64) {
-        self.called(2 * requests).await;
+        self.called(self.calls_each * requests).await;
+        let expected = self.running * self.holds_each;
+        let holds = async || self.holds().await == expected;
+        let process = &self.recipe.pod().process;
+        process.until(&format!("with {expected} holds"), PATIENCE, holds).await;
+    }
+
+    /// Holds of the pod that are open.
+    async fn holds(&self) -> u64 {
+        let page = http::get(self.recipe.pod().debug, "/metrics").await.expect("a page").body;
+        let holds = page.lines().find_map(|line| line.strip_prefix("ratelease_holds "));
+        holds.expect("the metric").parse().expect("a whole number")
     }
 
     /// Waits until these further calls are answered.
@@ -223,7 +263,8 @@ impl Rig {
 
     async fn end(self) {
         let verdicts = self.recipe.envoy.verdicts().await;
-        assert_eq!(2 * (verdicts.ok + verdicts.over_limit), self.calls, "{verdicts:?}");
+        let requests = verdicts.ok + verdicts.over_limit;
+        assert_eq!(self.calls_each * requests, self.calls, "{verdicts:?}");
         self.recipe.end(verdicts.ok, verdicts.over_limit).await;
     }
 }
@@ -349,20 +390,18 @@ async fn llm_concurrency() {
 
     let mut running = Vec::new();
     for user in ["alice", "alice", "bob", "bob", "carol"] {
-        let headers = [("x-user-id", user), ("x-llm-delay", "60")];
-        running.push(FORMS[1].begin(ingress, &headers, &rig.llm).await);
-        rig.called(1).await;
+        running.push(rig.begin(&FORMS[1], user).await);
     }
     assert_eq!(rig.ask(&FORMS[0], "alice", 1, "").await, 429, "two of the user run");
     assert_eq!(rig.ask(&FORMS[0], "dave", 1, "").await, 429, "five run");
     // One leaves: its slots are free for others, as often as they end.
     running.pop();
-    rig.called(1).await;
+    rig.left_by(1).await;
     assert_eq!(rig.ask(&FORMS[0], "dave", 1, "").await, 200);
     assert_eq!(rig.ask(&FORMS[0], "dave", 1, "503").await, 503);
     assert_eq!(rig.ask(&FORMS[0], "alice", 1, "").await, 429);
     running.clear();
-    rig.called(4).await;
+    rig.left_by(4).await;
     assert_eq!(rig.ask(&FORMS[0], "alice", 1, "").await, 200);
     rig.end().await;
 }

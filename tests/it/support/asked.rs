@@ -10,6 +10,7 @@ use proto::rate_limit_service_server::{RateLimitService, RateLimitServiceServer}
 use proto::{RateLimitRequest, RateLimitResponse};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
+use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 
@@ -46,11 +47,17 @@ impl Asked {
 
     /// Serves, with the health checks that Envoy sends, until the test's runtime ends.
     pub(crate) async fn serve(&self) -> SocketAddr {
+        self.serve_with(Routes::default()).await
+    }
+
+    /// As [`Asked::serve`], with more services on the port.
+    pub(crate) async fn serve_with(&self, more: Routes) -> SocketAddr {
         let (reporter, health) = tonic_health::server::health_reporter();
         reporter.set_service_status("ratelimit", ServingStatus::Serving).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let server = tonic::transport::Server::builder()
+            .add_routes(more)
             .add_service(health)
             .add_service(RateLimitServiceServer::new(self.clone()));
         tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
