@@ -24,7 +24,7 @@ use ratelease_engine::time::{Clock, Time};
 use ratelease_rules::domain_of_candidate;
 use ratelease_xds::shape::{FLAT, Field, Shape};
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Interval, interval, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status, Streaming};
 use tracing::{debug, warn};
@@ -43,6 +43,10 @@ use crate::store::{
 /// of which more have longer pauses; and else.
 const ROLLOUT_INTERVAL: Duration = Duration::from_secs(1);
 const FLEET_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A response is repeated at this interval. The pings of HTTP/2 are sent only to a pod that says
+/// nothing, and a pod that reports would take this server for hung.
+const BEAT_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Reports that this process takes in a second.
 const PODS_PER_SECOND: usize = 1000;
@@ -126,6 +130,9 @@ struct Reports {
     node: NodeInfo,
     /// The domains that the pod was asked for by name, once it was asked.
     asked: Option<BTreeSet<String>>,
+    /// The last response, and when it is repeated.
+    last: LoadStatsResponse,
+    beat: Interval,
     /// The step that the pod ran when it was asked, or at its last report.
     step: Option<i64>,
     budget: HitBudget,
@@ -155,6 +162,8 @@ impl PodServer {
         };
         let certified = pod.certified(&self.selection);
         let (responses, waiting) = mpsc::channel(RESPONSES_MAX);
+        let mut beat = interval(BEAT_INTERVAL);
+        beat.reset(); // not at once
         let reports = Reports {
             server: self.clone(),
             responses,
@@ -163,6 +172,8 @@ impl PodServer {
             certified,
             node: NodeInfo::default(),
             asked: None,
+            last: LoadStatsResponse::default(),
+            beat,
             step: None,
             budget: HitBudget::at(self.counts.clock().now().since(Time::default()).as_secs()),
         };
@@ -206,6 +217,7 @@ impl Reports {
                     Some(report) => self.take(&report.cluster_stats, fleet),
                     None => return false,
                 },
+                _ = self.beat.tick() => self.ask_again(),
                 changed = self.server.published.changed() => return changed.is_ok(),
                 () = self.responses.closed() => return false,
             }
@@ -239,7 +251,14 @@ impl Reports {
             load_reporting_interval: Some(protobuf::Duration { seconds, nanos: 0 }),
             ..LoadStatsResponse::default()
         };
+        self.last = response.clone();
         self.responses.try_send(response).is_ok()
+    }
+
+    /// Asks for the same again, which tells the pod that this server lives.
+    fn ask_again(&self) {
+        // Without room others are on their way; a stream that has ended is noticed elsewhere.
+        let _ = self.responses.try_send(self.last.clone());
     }
 
     /// The step of the rollout, if the pod runs its version.

@@ -1,11 +1,13 @@
 //! What pods report of their domains and hot keys, and who sees it.
 
+use std::time::Duration;
+
 use envoy_types::pb::envoy::config::endpoint::v3::ClusterStats;
 use serde_json::{Value, json};
 
 use super::pods::node;
 use super::rollbacks::{Reporter, stats};
-use super::support::{Call, Place, Server, places, rule, wait_for};
+use super::support::{Call, Place, Server, now, places, rule, wait_for};
 use super::tokens::token;
 
 /// The hash of a key.
@@ -159,5 +161,22 @@ async fn a_pod_that_lies_adds_to_its_own_domains_within_bounds_and_to_no_others(
     let is_later = |it: &Value| it["domains"][1]["hits"] == 200;
     let later = fleet_is(&server, &server.token, "the next report", is_later).await;
     assert_eq!(later["domains"][0], seen["domains"][0]);
+    server.stop().await;
+}
+
+/// A pod leaves a server that is silent for a minute. The pings of HTTP/2 are for pods that say nothing.
+#[tokio::test]
+async fn a_pod_that_reports_hears_of_the_server_every_20_seconds() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    publish(&server, &["shop"]).await;
+    let mut pod = reporter(&server, "one").await;
+    let asked = now();
+    for _ in 0..2 {
+        pod.report_of(vec![stats("shop", 1, 0, 0)]).await;
+        assert_eq!(pod.asked().await, Vec::<String>::new());
+    }
+    let took = now() - asked;
+    assert!((Duration::from_secs(35)..Duration::from_secs(55)).contains(&took), "{took:?}");
     server.stop().await;
 }

@@ -15,6 +15,7 @@ use ratelease_rules::excerpt;
 use ratelease_tls::ClientFiles;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
+use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::TlsConnector;
@@ -32,7 +33,7 @@ const ADDRESS_MAX: Duration = Duration::from_secs(3);
 /// A server that does not answer a ping within this time is gone.
 const PING_MAX: Duration = Duration::from_secs(20);
 
-/// A server that pings pods, as ratelease-control does every 20 s, and that has been silent for
+/// A server that speaks to pods every 20 s, as ratelease-control does, and that has been silent for
 /// this long is gone.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
@@ -40,11 +41,15 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 const HEARTBEATS_MIN: u32 = 2;
 const HEARTBEAT_GAPS: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(45);
 
-/// Ends a connection to a server that pinged and has become silent. Pings of its own would cost the
-/// connection with many servers, which take them for an attack.
+/// Says when a server speaks first, and ends a connection to one that pinged and has become silent.
+/// Pings of the pod would cost the connection with many servers, which take them for an attack.
 struct Monitored<S> {
     stream: S,
     clock: Clock,
+    /// Told when the server speaks first.
+    first: Option<oneshot::Sender<()>>,
+    /// Whether the server may be one that pings.
+    may_ping: bool,
     /// When the server spoke last.
     last: Time,
     heartbeats: u32,
@@ -87,10 +92,7 @@ async fn try_connect(settings: &Xds) -> Result<Channel, String> {
         Some(files) => Box::new(secure(stream, &files, &server.host).await?),
     };
     // Only a server of ratelease's own type may be ratelease-control.
-    let stream: Box<dyn ReadWrite> = match settings.own_rules {
-        true => Box::new(Monitored::new(stream)),
-        false => stream,
-    };
+    let (stream, first) = Monitored::new(stream, settings.own_rules);
     // tonic refuses `https` for a stream that is secured already.
     let endpoint = Endpoint::from_shared(format!("http://{server}"));
     let endpoint = endpoint.map_err(|error| innermost(&error))?;
@@ -104,20 +106,31 @@ async fn try_connect(settings: &Xds) -> Result<Channel, String> {
         async move { stream.map_err(io::Error::from) }
     });
     let connected = endpoint.connect_with_connector(once).await;
-    connected.map_err(|error| with_hint(innermost(&error), settings))
+    let channel = connected.map_err(|error| with_hint(innermost(&error), settings))?;
+    // The kernel takes connections of a process that hangs; only its SETTINGS show that it lives.
+    match first.await {
+        Ok(()) => Ok(channel),
+        Err(_) => Err(with_hint("the connection was closed".to_owned(), settings)),
+    }
 }
 
 // === impl Monitored ===
 
 impl<S> Monitored<S> {
-    fn new(stream: S) -> Self {
+    /// The stream, and what resolves when the server speaks first; it fails if the stream ends before.
+    fn new(stream: S, may_ping: bool) -> (Self, oneshot::Receiver<()>) {
         let clock = Clock::start();
         let silence = Box::pin(sleep(SILENCE_MAX));
-        Self { stream, clock, last: Time::default(), heartbeats: 0, silence }
+        let (first, spoken) = oneshot::channel();
+        let (first, last) = (Some(first), Time::default());
+        (Self { stream, clock, first, may_ping, last, heartbeats: 0, silence }, spoken)
     }
 
     /// Notes that the server spoke.
     fn note_received(&mut self) {
+        if let Some(first) = self.first.take() {
+            let _ = first.send(()); // the connection may have been given up
+        }
         let now = self.clock.now();
         let gap = now.since(std::mem::replace(&mut self.last, now));
         if HEARTBEAT_GAPS.contains(&gap) {
@@ -140,7 +153,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Monitored<S> {
         if buffer.filled().len() > before {
             self.note_received();
         }
-        let pings = self.heartbeats >= HEARTBEATS_MIN;
+        let pings = self.may_ping && self.heartbeats >= HEARTBEATS_MIN;
         if read.is_pending() && pings && self.silence.as_mut().poll(cx).is_ready() {
             let why = format!("the server, which pinged before, was silent for {SILENCE_MAX:?}");
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
@@ -237,7 +250,8 @@ mod tests {
     /// Whether a read ends with an error within an hour after the server spoke at these gaps.
     async fn ends_after(gaps: &[u64]) -> Option<Duration> {
         let (mut server, pod) = duplex(64);
-        let (mut pod, clock) = (Monitored::new(pod), Clock::start());
+        let (mut pod, _) = Monitored::new(pod, true);
+        let clock = Clock::start();
         for gap in gaps {
             sleep(Duration::from_secs(*gap)).await;
             server.write_all(b"ping").await.unwrap();
@@ -261,5 +275,21 @@ mod tests {
         for gaps in [&[][..], &[0], &[1, 1, 1], &[20], &[300, 300, 300], &[20, 20, 300]] {
             assert_eq!(ends_after(gaps).await, None, "{gaps:?}");
         }
+    }
+
+    /// The kernel accepts connections in the name of a process that was stopped.
+    #[tokio::test]
+    async fn a_server_that_accepts_and_says_nothing_is_not_connected() {
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = server.local_addr().unwrap();
+        let (monitored, first) = Monitored::new(TcpStream::connect(address).await.unwrap(), false);
+        let (mut accepted, _) = server.accept().await.unwrap();
+        let mut monitored = monitored;
+        let read = tokio::spawn(async move { monitored.read_u8().await });
+        let mut first = first;
+        assert!(timeout(Duration::from_millis(100), &mut first).await.is_err(), "silent");
+        accepted.write_all(b"s").await.unwrap();
+        first.await.expect("it has spoken");
+        assert_eq!(read.await.unwrap().unwrap(), b's');
     }
 }
