@@ -36,6 +36,7 @@
 mod book;
 mod caller;
 mod drills;
+mod ends;
 mod fair;
 mod fleet;
 mod fleets;

@@ -276,7 +276,7 @@ fn first_wrong(tamper: Tamper, mood: Mood, algorithm: &str) -> Wrong {
         .unwrap_or_else(|| panic!("{tamper:?} went unseen with {algorithm}"))
 }
 
-fn from_environment(name: &str) -> Option<u64> {
+pub fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| match value.parse() {
         Ok(number) => number,
         Err(error) => panic!("{name}={value}: {error}: give a whole number, or unset it"),

@@ -1,0 +1,258 @@
+//! What an end that a pod reads ends, and what it charges.
+
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use ratelease_engine::limiter::Resolved;
+use ratelease_engine::limiter::owners::Owner;
+use ratelease_engine::store::StoreError;
+use ratelease_engine::verdict::Code;
+
+use super::Scene;
+use super::pods::prove;
+use crate::ends::pod::{Pod, id_of};
+use crate::ends::rules::{Charges, request};
+use crate::ends::script::{By, EndPlan};
+use crate::ends::start::{Ended, Stage};
+use crate::ends::tokens::Was;
+
+/// The end of a denied start is expected within this time.
+const DENIAL_MS: u64 = 1_000;
+
+/// An end that comes by the log and by a call is counted once if one follows the other within this
+/// time; perhaps it is within the second one.
+const BOTH_MS: (u64, u64) = (5_000, 10_000);
+
+impl Scene {
+    pub fn take_end(&mut self, place: usize, at: usize, end: EndPlan) {
+        let now = self.now();
+        let Some(pod) = &mut self.pods[place] else { return };
+        let start = &self.starts[at];
+        let (id, cost) = (id_of(&start.plan), start.plan.cost);
+        let cost = if start.denied_ms.is_some() { 0 } else { cost };
+        let is_here = start.is_at(pod.number);
+        match end.by {
+            By::Log => {
+                let known = start.plan.log_knows_cost.then_some(cost);
+                let Some(log) = pod.logs.get_mut(&start.plan.envoy) else { return };
+                log.heard_ms = now;
+                let node = log.node;
+                let is_known = pod.limiter.end_start(&id, known, node);
+                self.tell(|| format!("    known: {is_known}"));
+                self.end_by_log(place, at, known, is_here, is_known);
+            }
+            By::Call => {
+                let slots = (start.plan.slots > 0).then_some(1);
+                let tokens = (start.plan.tokens > 0).then_some(cost);
+                let ended = request(&id, Charges { slots, tokens }, true);
+                let conn = self.envoys[start.plan.envoy].conns.first();
+                let owner = conn.and_then(|conn| pod.conns.get(conn)).copied();
+                let owner = owner.unwrap_or(Owner::UNKNOWN);
+                let (at_once, admit) = (pod.limiter.clock().now(), || Ok::<_, StoreError>(()));
+                let decided = pod.limiter.decide(&pod.rules, &ended, at_once, None, owner, admit);
+                let mut cx = Context::from_waker(Waker::noop());
+                let passes = match pin!(decided).poll(&mut cx) {
+                    Poll::Ready(Ok(verdict)) => verdict.code == Code::Ok,
+                    Poll::Ready(Err(_)) | Poll::Pending => false,
+                };
+                if !passes {
+                    return self.fault(format!("the end of {at} waits, or is denied"));
+                }
+                self.end_by_call(place, at, cost, is_here);
+            }
+        }
+    }
+
+    /// Whether something may have released what a start holds.
+    pub fn was(&self, place: usize, at: usize, by: By) -> Was {
+        let Some(pod) = &self.pods[place] else { return Was::Held };
+        let start = &self.starts[at];
+        match (self.may_be_released(pod, start), by) {
+            (false, _) => Was::Held,
+            (true, By::Call) => Was::PerhapsByCall,
+            (true, By::Log) => Was::PerhapsByLog,
+        }
+    }
+
+    fn end_by_log(
+        &mut self,
+        place: usize,
+        at: usize,
+        cost: Option<u64>,
+        is_here: bool,
+        is_known: bool,
+    ) {
+        let now = self.now();
+        let was = self.was(place, at, By::Log);
+        let releases = self.script.terms.releases;
+        let Some(pod) = &mut self.pods[place] else { return };
+        let (number, start) = (pod.number, &mut self.starts[at]);
+        if is_known {
+            prove(&mut pod.owners, start, now);
+        }
+        let lasts_ms = self.script.terms.lasts_ms;
+        let blank_ms = start.blank_ms.take_if(|_| start.pod == number);
+        let of_tokens = start.plan.tokens > 0;
+        match start.stage {
+            Stage::Asking if is_here => {
+                start.ended.get_or_insert(Ended::ByLog(cost));
+                start.logged_ms = cost.filter(|_| start.rule.holds()).map(|_| now);
+            }
+            Stage::Answered if is_here && start.holds() => {
+                start.stage = Stage::Gone;
+                start.slots = None;
+                start.logged_ms = cost.and(start.tokens).map(|_| now);
+                if let Some(held) = start.tokens.take() {
+                    self.tokens.settle(held, cost, was, releases);
+                    self.note_due(number, cost.unwrap_or(0).saturating_sub(held.hits));
+                }
+            }
+            _ if blank_ms.is_some() => {
+                start.logged_ms = cost.map(|_| now);
+                let cost = cost.unwrap_or(0);
+                match blank_ms.is_some_and(|since| now < since + lasts_ms) {
+                    true => self.tokens.count_whole(cost),
+                    false => self.tokens.count_perhaps(cost),
+                }
+                self.note_due(number, cost);
+            }
+            _ => {
+                let cost = cost.filter(|_| of_tokens);
+                pod.early.entry(start.plan.id).or_insert((cost, now));
+            }
+        }
+    }
+
+    fn end_by_call(&mut self, place: usize, at: usize, cost: u64, is_here: bool) {
+        let now = self.now();
+        let was = self.was(place, at, By::Call);
+        self.taint_by_call(place, at, is_here, was);
+        let Some(pod) = &mut self.pods[place] else { return };
+        let (number, start) = (pod.number, &mut self.starts[at]);
+        let counts_whole = pod.version.1.is_watched();
+        let of_tokens = start.plan.tokens > 0;
+        if is_here && start.holds() {
+            prove(&mut pod.owners, start, now);
+        }
+        let blank_ms = start.blank_ms.take_if(|_| start.pod == number);
+        let was = match was {
+            Was::Held if of_tokens && start.rule.is_watched() != counts_whole => {
+                Was::HeldUnderAnother
+            }
+            // As an entry of the log: where nothing is held, nothing is counted here.
+            Was::PerhapsByCall if !counts_whole => Was::PerhapsByLog,
+            was => was,
+        };
+        let is_whole = match start.stage {
+            Stage::Asking if is_here && !start.plan.is_shared => {
+                match start.ended {
+                    Some(Ended::ByLog(_)) | None => start.ended = Some(Ended::ByCall),
+                    Some(Ended::ByCall) => {}
+                }
+                true
+            }
+            Stage::Answered if is_here && start.plan.is_shared => true,
+            Stage::Answered if is_here => self.settle_by_call(place, at, cost, was),
+            Stage::Unsent if of_tokens => {
+                pod.early.insert(start.plan.id, (None, now));
+                true
+            }
+            _ if blank_ms.is_some() => true,
+            _ => self.is_told_by_call_alone(place, at, cost),
+        };
+        if is_whole && of_tokens {
+            self.count_by_call(place, at, cost);
+        }
+    }
+
+    /// Notes what the end of one start of a shared id may have done to others of that id.
+    fn taint_by_call(&mut self, place: usize, at: usize, is_here: bool, was: Was) {
+        let now = self.now();
+        let Some(pod) = &mut self.pods[place] else { return };
+        let start = &mut self.starts[at];
+        let holds_all = (start.plan.slots == 0 || start.slots.is_some())
+            && (start.plan.tokens == 0 || start.tokens.is_some());
+        let is_its_first = is_here
+            && start.stage == Stage::Answered
+            && holds_all
+            && was == Was::Held
+            && !start.has_ended;
+        let is_of_denied = { start.denied_ms }
+            .is_some_and(|denied| now - denied <= DENIAL_MS && start.pod == pod.number);
+        let is_of_denied = is_of_denied && !start.has_ended;
+        start.has_ended = true;
+        if !start.plan.is_shared {
+            return;
+        }
+        if !is_its_first && !is_of_denied {
+            pod.tainted.insert(start.plan.id);
+        }
+        // It may have ended a start of another owner, and so proved that that one lives.
+        pod.owners.values_mut().for_each(|it| it.may_be_proved |= it.left_ms.is_some());
+    }
+
+    /// A call ends what a start holds. Returns whether its cost is still to be counted whole.
+    fn settle_by_call(&mut self, place: usize, at: usize, cost: u64, was: Was) -> bool {
+        let releases = self.script.terms.releases;
+        let Some(number) = self.pods[place].as_ref().map(|pod| pod.number) else { return false };
+        let start = &mut self.starts[at];
+        start.stage = Stage::Gone;
+        start.slots = None;
+        let Some(held) = start.tokens.take() else { return true };
+        let due = cost.saturating_sub(held.hits);
+        match held.is_watched {
+            true => self.tokens.settle(held, Some(cost), was, releases),
+            false => self.tokens.count_perhaps(due),
+        }
+        self.note_due(number, due);
+        false
+    }
+
+    /// Whether the cost of a call that ends nothing is counted whole: the log has not told it.
+    fn is_told_by_call_alone(&mut self, place: usize, at: usize, cost: u64) -> bool {
+        let now = self.now();
+        let Some(pod) = &self.pods[place] else { return false };
+        let start = &mut self.starts[at];
+        let Some(logged) = start.logged_ms.filter(|_| start.pod == pod.number) else { return true };
+        if now >= logged + BOTH_MS.1 {
+            return true;
+        }
+        start.logged_ms = None;
+        if now >= logged + BOTH_MS.0 {
+            self.tokens.count_perhaps(cost);
+        }
+        false
+    }
+
+    /// Counts the cost that a call tells of a start of which nothing is held.
+    fn count_by_call(&mut self, place: usize, at: usize, cost: u64) {
+        let Some(pod) = &self.pods[place] else { return };
+        let (number, plan) = (pod.number, &self.starts[at].plan);
+        let is_tainted = plan.is_shared && pod.tainted.contains(&plan.id);
+        match pod.version.1.is_watched() {
+            true if !is_tainted => self.tokens.count_whole(cost),
+            _ => self.tokens.count_perhaps(cost),
+        }
+        self.note_due(number, cost);
+    }
+
+    /// Idle tokens that a pod has leased.
+    pub fn idle_tokens(&self, pod: &Pod) -> u64 {
+        self.idle(pod, Charges { slots: None, tokens: Some(1) })
+    }
+
+    /// Idle slots that a pod has.
+    pub fn idle_slots(&self, pod: &Pod) -> u64 {
+        self.idle(pod, Charges { slots: Some(1), tokens: None })
+    }
+
+    pub fn idle(&self, pod: &Pod, charges: Charges) -> u64 {
+        let rules = self.versions.present();
+        let look = request("x", charges, false);
+        let resolved = pod.limiter.resolve(rules, &look);
+        match resolved.first() {
+            Some(Resolved::Charged(charge)) => pod.limiter.view(charge).map_or(0, |it| it.tokens),
+            _ => 0,
+        }
+    }
+}
