@@ -64,6 +64,37 @@ const FORGOTTEN_MS: u64 = 61_000;
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Shown {
     steps: u64,
+    /// Calls of second filters that were answered, and first ones that were freed by their denial.
+    seconds: u64,
+    freed_by_denials: u64,
+    /// Starts for which candidate rules held something.
+    asides: u64,
+    /// Entries of the log that end requests whose ids clients chose.
+    shared_by_log: u64,
+    /// Starts whose leases were asked for when an operator reset their key.
+    resets_of_asking: u64,
+}
+
+// === impl Shown ===
+
+impl Shown {
+    fn add(&mut self, other: Self) {
+        self.steps += other.steps;
+        self.seconds += other.seconds;
+        self.freed_by_denials += other.freed_by_denials;
+        self.asides += other.asides;
+        self.shared_by_log += other.shared_by_log;
+        self.resets_of_asking += other.resets_of_asking;
+    }
+
+    /// Whether each kind of event has come.
+    fn is_whole(&self) -> bool {
+        let Self { steps, seconds, freed_by_denials, asides, shared_by_log, resets_of_asking } =
+            *self;
+        [steps, seconds, freed_by_denials, asides, shared_by_log, resets_of_asking]
+            .iter()
+            .all(|count| *count > 0)
+    }
 }
 
 /// Plays a script to its end, or to its first failure.
@@ -100,7 +131,7 @@ async fn play_to_its_end(script: &Script, tells: bool) -> Result<Shown, String> 
     }
     match scene.wrong {
         Some((at_ms, what)) => Err(format!("{what}, {at_ms} ms after its start")),
-        None => Ok(Shown { steps: scene.steps }),
+        None => Ok(scene.shown),
     }
 }
 
@@ -126,7 +157,7 @@ fn every_start_ends_whatever_fails() {
                         return;
                     }
                     match play(&Script::draw(seed_of), tells) {
-                        Ok(of_run) => shown.lock().steps += of_run.steps,
+                        Ok(of_run) => shown.lock().add(of_run),
                         Err(what) => failures.lock().push((seed_of, what)),
                     }
                 }
@@ -145,7 +176,9 @@ fn every_start_ends_whatever_fails() {
         }
         panic!("{} fail, the first: seed {seed}: {what}", failures.len());
     }
-    println!("{:?}", shown.into_inner());
+    let shown = shown.into_inner();
+    println!("{shown:?}");
+    assert!(count < SEEDS || shown.is_whole(), "not all of it has come: {shown:?}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use ratelease_engine::verdict::Code;
 
 use tokio::time::sleep;
 
-use super::pod::{Excess, Pod};
+use super::pod::{Aside, Excess, Pod};
 use super::rules::{Charges, Version, probe, request};
 use super::scene::{Scene, grace_ms};
 use super::start::{AtEnvoy, Held, Stage, Start};
@@ -77,6 +77,9 @@ impl Scene {
                 self.fault(format!("place {place}: {what}"));
             }
         }
+        if let Err(what) = self.check_limit() {
+            self.fault(what);
+        }
     }
 
     /// Checks what changes slowly.
@@ -126,7 +129,9 @@ impl Scene {
         let over_ms = start.seen_ms + SIGNS_MISSED * start.longest_ms + SIGN_LATE_MS;
         let due_ms = start.seen_ms + (SIGNS_MISSED - 1) * start.longest_ms;
         let log = pod.logs.get(&start.plan.envoy).filter(|log| log.is_open);
+        // A sign of one of two open starts tells nothing of how often they come.
         start.longest_ms > 0
+            && start.other.is_none()
             && self.now() >= over_ms
             && log.is_none_or(|log| log.heard_ms >= due_ms)
     }
@@ -147,10 +152,15 @@ impl Scene {
                 over.push((*at, true));
             }
         }
+        let (lasts_ms, thawed_ms) = (self.script.terms.lasts_ms, pod.thawed_ms);
         let silent: Vec<_> = { pod.starts.iter().copied() }
             .filter(|at| self.is_silent(pod, &self.starts[*at]))
             .collect();
         silent.into_iter().for_each(|at| _ = self.starts[at].silent_since.get_or_insert(now));
+        if let Some(pod) = &mut self.pods[place] {
+            let over_ms = |it: &Aside| (it.seen_ms + lasts_ms).max(thawed_ms) + NOTICED_MS;
+            pod.asides.retain(|_, aside| now < over_ms(aside));
+        }
         let releases = self.script.terms.releases;
         for (at, is_released) in over {
             let start = &mut self.starts[at];
@@ -202,7 +212,23 @@ impl Scene {
             bounds.slots.1 += start.slots.filter(|it| it.is_watched).map_or(0, |held| held.hits);
             bounds.tokens += start.tokens.filter(leased).map_or(0, |held| held.hits);
         }
+        bounds.holds.1 += pod.asides.values().map(|aside| aside.holds).sum::<u64>();
+        bounds.hits.1 += pod.asides.values().map(|aside| aside.hits).sum::<u64>();
         bounds
+    }
+
+    /// Where nothing fails, no more requests with ids of their own run than the limit says, whatever
+    /// clients do with the ids that they choose.
+    pub fn check_limit(&self) -> Result<(), String> {
+        if !self.script.is_calm() {
+            return Ok(());
+        }
+        let pods = self.pods.iter().flatten();
+        let running: u64 = pods.map(|pod| self.bounds(pod).slots.0).sum();
+        match running <= self.script.terms.slots {
+            true => Ok(()),
+            false => Err(format!("{running} slots are used of {}", self.script.terms.slots)),
+        }
     }
 
     /// Checks the table of a pod against what its starts hold, and the store's count of its slots
@@ -314,6 +340,10 @@ impl Scene {
         let slots = self.redis.slots();
         if slots > 0 {
             return self.fault(format!("{slots} slots are in use by nobody"));
+        }
+        let tried = self.redis.slots_by(self.tried);
+        if tried > 0 {
+            return self.fault(format!("{tried} slots of a candidate are in use by nobody"));
         }
         let rules = self.versions.get(Version::default());
         let Some(pod) = &self.pods[0] else { return };

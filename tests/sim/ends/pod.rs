@@ -16,13 +16,14 @@ use ratelease_engine::store::StoreError;
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::Rules;
 use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::Request;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::gate::Gate;
 use super::link::Link;
-use super::rules::{Charges, Version, request};
+use super::rules::{CANDIDATE, Charges, Version, request};
 use super::script::{EndPlan, RequestPlan};
 use super::start::{Answer, Keys};
 use super::store::{Redis, UNIX_START};
@@ -49,6 +50,8 @@ pub struct Pod {
     pub has_logs: bool,
     /// Starts that it knows of.
     pub starts: BTreeSet<usize>,
+    /// What candidate rules may hold for starts.
+    pub asides: BTreeMap<usize, Aside>,
     /// Ids of which an end came that may be of another start than it was sent for.
     pub tainted: BTreeSet<u64>,
     /// Ends that came before their starts: the cost, if the start is to be charged for it, and when.
@@ -70,6 +73,15 @@ pub struct Excess {
     pub is_disturbed: bool,
 }
 
+/// What candidate rules hold for a start.
+#[derive(Debug, Clone, Copy)]
+pub struct Aside {
+    pub holds: u64,
+    pub hits: u64,
+    /// Since its start, or its last sign of life.
+    pub seen_ms: u64,
+}
+
 /// A call that waits for its answer.
 struct Call {
     /// Dropped to reset the call.
@@ -80,14 +92,40 @@ struct Call {
 /// What an Envoy sends to a pod.
 #[derive(Debug, Clone)]
 pub enum Message {
-    Open { conn: u64, envoy: usize },
-    Close { conn: u64, by: ClosedBy },
-    OpenLog { envoy: usize },
-    CloseLog { envoy: usize, by: ClosedBy },
-    Start { at: usize, conn: u64 },
-    Reset { at: usize },
-    End { at: usize, end: EndPlan },
-    Signs { envoy: usize, of: Vec<usize> },
+    Open {
+        conn: u64,
+        envoy: usize,
+    },
+    Close {
+        conn: u64,
+        by: ClosedBy,
+    },
+    OpenLog {
+        envoy: usize,
+    },
+    CloseLog {
+        envoy: usize,
+        by: ClosedBy,
+    },
+    Start {
+        at: usize,
+        conn: u64,
+    },
+    Reset {
+        at: usize,
+    },
+    End {
+        at: usize,
+        end: EndPlan,
+    },
+    /// An entry of the log says that the request was denied.
+    Denied {
+        at: usize,
+    },
+    Signs {
+        envoy: usize,
+        of: Vec<usize>,
+    },
 }
 
 /// The connections of an owner, as the pod has heard of them.
@@ -189,6 +227,7 @@ impl Pod {
             logs: BTreeMap::new(),
             has_logs: false,
             starts: BTreeSet::new(),
+            asides: BTreeMap::new(),
             tainted: BTreeSet::new(),
             early: BTreeMap::new(),
             thawed_ms: 0,
@@ -220,7 +259,8 @@ impl Pod {
             let start = request(&id, charges_of(plan), false);
             let verdict = self.limiter.decide_at_once(&self.rules, &start, now, owner);
             if let Some(verdict) = verdict {
-                return Some(Answer::of(&verdict, plan, keys));
+                let answer = Answer::of(&verdict, plan, keys);
+                return Some(try_candidate(&self.limiter, &self.rules, plan, owner, answer));
             }
         }
         let (reset, cancelled) = oneshot::channel::<()>();
@@ -245,7 +285,10 @@ impl Pod {
             };
             let answer = match decided {
                 None => CallEnd::Dropped,
-                Some(Ok(Ok(verdict))) => CallEnd::Answered(Answer::of(&verdict, &plan, &keys)),
+                Some(Ok(Ok(verdict))) => {
+                    let answer = Answer::of(&verdict, &plan, &keys);
+                    CallEnd::Answered(try_candidate(&limiter, &rules, &plan, owner, answer))
+                }
                 Some(Ok(Err(_)) | Err(_)) => CallEnd::Failed,
             };
             outcomes.push(Outcome { at, pod, answer });
@@ -264,6 +307,22 @@ impl Pod {
 
     pub fn forget_call(&mut self, at: usize) {
         self.calls.remove(&at);
+    }
+
+    /// Something may have proved that this owner lives, or any other one.
+    pub fn may_be_proved(&mut self, owner: Owner, any: bool) {
+        for (of, presence) in &mut self.owners {
+            presence.may_be_proved |= (any || *of == owner) && presence.left_ms.is_some();
+        }
+    }
+
+    /// Tries the candidate rules on an end.
+    pub fn try_end(&self, id: &str, charges: Charges, owner: Owner) {
+        if self.rules.candidate_of("d").is_some() {
+            let end = Request { domain: CANDIDATE, ..request(id, charges, true) };
+            let now = self.limiter.clock().now();
+            self.limiter.decide_aside(&self.rules, &end, now, owner, true);
+        }
     }
 
     /// One of its counters.
@@ -296,6 +355,26 @@ impl Drop for Pod {
     fn drop(&mut self) {
         self.end_tasks();
     }
+}
+
+/// Tries the candidate rules on a start, and notes what they hold for it.
+fn try_candidate(
+    limiter: &Limiter,
+    rules: &Rules,
+    plan: &RequestPlan,
+    owner: Owner,
+    answer: Answer,
+) -> Answer {
+    if rules.candidate_of("d").is_none() {
+        return answer;
+    }
+    let (id, now) = (id_of(plan), limiter.clock().now());
+    let start = Request { domain: CANDIDATE, ..request(&id, charges_of(plan), false) };
+    let verdict = limiter.decide_aside(rules, &start, now, owner, answer.passes);
+    let Some(verdict) = verdict.filter(|it| it.started.is_some()) else { return answer };
+    let counted = verdict.statuses.iter().filter_map(|status| status.counted);
+    let held: Vec<_> = counted.filter(|it| !it.over).map(|it| it.hits).collect();
+    Answer { aside: (held.len() as u64, held.iter().sum()), ..answer }
 }
 
 pub fn id_of(plan: &RequestPlan) -> String {

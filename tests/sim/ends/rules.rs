@@ -8,6 +8,9 @@ use ratelease_rules::{self as rules, Rules, SETTLE_KEY, Source};
 
 use super::script::{SlotsRule, Terms, TokensRule};
 
+/// The domain of candidate rules.
+pub const CANDIDATE: &str = "d@candidate";
+
 pub type Version = (SlotsRule, TokensRule);
 
 /// Versions of the rules, each compiled once.
@@ -42,8 +45,14 @@ fn compile(terms: &Terms, (slots, tokens): Version) -> Rules {
     let text = [of_slots(terms, slots), of_tokens(terms, tokens)].concat();
     let probe = "- {key: probe, rate_limit: {unit: second, requests_per_unit: 1000, lease: off}}";
     let text = format!("domain: d\ndescriptors:\n{probe}\n{text}");
-    let source = Source { name: "sim.yaml".into(), text: text.into() };
-    rules::load(&[source], rules::Options::default()).expect("rules of the model").rules
+    let mut sources = vec![Source { name: "sim.yaml".into(), text: text.into() }];
+    if terms.tries {
+        let present = (SlotsRule::Lowered, TokensRule::Present);
+        let text = [of_slots(terms, present.0), of_tokens(terms, present.1)].concat();
+        let text = format!("domain: {CANDIDATE}\ndescriptors:\n{text}");
+        sources.push(Source { name: "candidate.yaml".into(), text: text.into() });
+    }
+    rules::load(&sources, rules::Options::default()).expect("rules of the model").rules
 }
 
 fn of_slots(terms: &Terms, rule: SlotsRule) -> String {

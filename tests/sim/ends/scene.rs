@@ -11,12 +11,15 @@ use std::sync::Arc;
 
 use ratelease_engine::limiter::{Charge, Resolved};
 use ratelease_engine::time::{Clock, Time};
-use ratelease_rules::key::KeyHasher;
+use ratelease_rules::Limit;
+use ratelease_rules::key::{Key, KeyHasher};
+use ratelease_rules::request::Request;
 use tokio::task::yield_now;
 use tokio::time::sleep_until;
 
+use super::Shown;
 use super::pod::{Outcomes, Pod};
-use super::rules::{Charges, Version, Versions, request};
+use super::rules::{CANDIDATE, Charges, Version, Versions, request};
 use super::script::Event;
 use super::script::{ENVOYS, EndPlan, Item, PLACES, Script, When};
 use super::start::{Keys, Start};
@@ -54,7 +57,9 @@ pub struct Scene {
     is_secret_replaced: bool,
     /// Whether a key of tokens was reset, so that its count says nothing of what was used.
     pub is_reset: bool,
-    pub steps: u64,
+    /// The slots of the candidate's rule.
+    pub tried: (Key, Limit),
+    pub shown: Shown,
     pub tells: bool,
     /// The first failure, and when it was found.
     pub wrong: Option<(u64, String)>,
@@ -93,6 +98,7 @@ impl Scene {
         let clock = Clock::start();
         let mut versions = Versions::new(script.terms);
         let (keys, watched) = watched(&mut versions);
+        let tried = tried(&mut versions, watched.slots);
         let redis = Redis::new(clock, watched, tells);
         let mut scene = Self {
             redis,
@@ -110,7 +116,8 @@ impl Scene {
             version: Version::default(),
             is_secret_replaced: false,
             is_reset: false,
-            steps: 0,
+            tried,
+            shown: Shown::default(),
             tells,
             wrong: None,
             script,
@@ -130,6 +137,11 @@ impl Scene {
             let start = self.starts.len();
             self.starts.push(Start::new(*nth, plan));
             self.plan(*at_ms, Action::Start(start));
+            if let Some(second) = plan.of_second() {
+                let (other, is_second) = (Some(start), true);
+                self.starts[start].other = Some(start + 1);
+                self.starts.push(Start { other, is_second, ..Start::new(*nth, &second) });
+            }
             for end in &plan.ends {
                 match end.when {
                     When::BeforeStart(ms) => {
@@ -202,7 +214,7 @@ impl Scene {
 
     async fn step(&mut self, action: Action) {
         if !matches!(action, Action::Tick | Action::Flush(_)) {
-            self.steps += 1;
+            self.shown.steps += 1;
             self.tell(|| format!("{action:?}"));
         }
         match action {
@@ -266,4 +278,16 @@ fn watched(versions: &mut Versions) -> (Keys, Watched) {
     let [first, second] = SECRETS.map(of);
     let keys = Keys { slots: [first[0].0, second[0].0], tokens: [first[1].0, second[1].0] };
     (keys, Watched { slots: first[0], tokens: first[1] })
+}
+
+/// The slots of the candidate's rule, by its first name; those of `others` if there is none.
+fn tried(versions: &mut Versions, others: (Key, Limit)) -> (Key, Limit) {
+    let rules = versions.get(Version::default());
+    let both = request("x", Charges { slots: Some(1), tokens: None }, false);
+    let tried = Request { domain: CANDIDATE, ..both };
+    let resolved = ratelease_engine::limiter::resolve(&rules, &tried, &KeyHasher::new(SECRETS[0]));
+    match resolved.first() {
+        Some(Resolved::Charged(Charge { own, applied, .. })) => (*own, applied.limit),
+        _ => others,
+    }
 }

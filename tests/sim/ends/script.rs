@@ -33,6 +33,8 @@ pub struct Terms {
     pub tokens_mode: &'static str,
     /// How often an Envoy logs that a request runs; `None` if the Envoys send no log.
     pub signs_ms: Option<u64>,
+    /// Whether candidate rules are tried on each request.
+    pub tries: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -163,6 +165,30 @@ pub struct RequestPlan {
     /// What it has cost; the log may not know.
     pub cost: u64,
     pub log_knows_cost: bool,
+    /// The call of a second filter, which asks once the first one has let the request pass.
+    pub second: Option<Second>,
+}
+
+/// A call of a second filter of the same Envoy, with the same id and another descriptor.
+#[derive(Debug, Clone, Copy)]
+pub struct Second {
+    pub tokens: u64,
+    pub reset_ms: Option<u64>,
+    pub read_ms: u64,
+    pub runs_on: bool,
+}
+
+// === impl RequestPlan ===
+
+impl RequestPlan {
+    /// What the second filter does with the request, if there is one. One entry of the log is of both
+    /// calls; a second call is of one.
+    pub fn of_second(&self) -> Option<Self> {
+        let Second { tokens, reset_ms, read_ms, runs_on } = self.second?;
+        let ends = self.ends.iter().filter(|end| end.by == By::Call).copied().collect();
+        let plan = Self { slots: 0, tokens, reset_ms, read_ms, runs_on, ends, ..self.clone() };
+        Some(Self { second: None, ..plan })
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -197,7 +223,10 @@ struct Mood {
     both: u64,
     elsewhere: u64,
     shared: u64,
+    /// Whether ends under ids that clients choose come by the log.
+    shares_logs: bool,
     redirects: u64,
+    seconds: u64,
 }
 
 // === impl Script ===
@@ -216,10 +245,16 @@ impl Script {
             draw_closings(rng, span_ms, &mut items);
             draw_deaths(rng, span_ms, &mut items);
             draw_orders(rng, span_ms, &mut items);
+            draw_resets(rng, &mut items);
         }
         items.sort_by_key(|item| item.at_ms);
         items.iter_mut().zip(0..).for_each(|(item, nth)| item.nth = nth);
         Self { seed, terms, items, span_ms }
+    }
+
+    /// Whether nothing fails, and no order changes anything.
+    pub fn is_calm(&self) -> bool {
+        self.items.iter().all(|item| matches!(item.event, Event::Request(_)))
     }
 }
 
@@ -237,6 +272,7 @@ impl Terms {
             slots_mode: mode(rng),
             tokens_mode: mode(rng),
             signs_ms: rng.percent(60).then(|| rng.pick(&[1_000, 2_000])),
+            tries: rng.percent(30),
         }
     }
 }
@@ -256,7 +292,9 @@ impl Mood {
             both: some(40),
             elsewhere: some(15),
             shared: some(30),
+            shares_logs: some(2) == 1,
             redirects: some(15),
+            seconds: some(40),
         }
     }
 
@@ -283,6 +321,22 @@ impl Mood {
     }
 
     fn request(&self, rng: &mut Rng, id: u64, terms: &Terms) -> RequestPlan {
+        let plan = self.first(rng, id, terms);
+        if plan.is_shared || plan.tokens > 0 || !rng.percent(self.seconds) {
+            return plan;
+        }
+        let second = Second {
+            tokens: rng.within(1..60),
+            reset_ms: rng.percent(self.resets).then(|| rng.below(12)),
+            read_ms: rng.below(3),
+            runs_on: rng.percent(30),
+        };
+        let comes_after = |end: &EndPlan| matches!(end.when, When::AfterEnd(_));
+        let ends = plan.ends.iter().filter(|end| comes_after(end)).copied().collect();
+        RequestPlan { second: Some(second), ends, ..plan }
+    }
+
+    fn first(&self, rng: &mut Rng, id: u64, terms: &Terms) -> RequestPlan {
         let is_chosen = rng.percent(self.shared);
         let is_redirected = !is_chosen && rng.percent(self.redirects);
         let is_shared = is_chosen || is_redirected;
@@ -307,18 +361,19 @@ impl Mood {
             runs_on: rng.percent(30),
             read_ms: if rng.percent(self.unread) { rng.below(30) } else { rng.below(2) },
             runs_ms,
-            ends: self.end(rng, terms, is_shared),
+            ends: self.end(rng, terms, is_shared && !(is_chosen && self.shares_logs)),
             cost: if rng.percent(15) { 0 } else { rng.below(90) },
             log_knows_cost: rng.percent(80),
+            second: None,
         }
     }
 
-    /// The ends of a request. Ids that clients choose have ends by the second call.
-    fn end(&self, rng: &mut Rng, terms: &Terms, is_shared: bool) -> Vec<EndPlan> {
+    /// The ends of a request; by the second call alone if only that may end it.
+    fn end(&self, rng: &mut Rng, terms: &Terms, by_call: bool) -> Vec<EndPlan> {
         if rng.percent(self.lost) {
             return Vec::new();
         }
-        let has_log = terms.signs_ms.is_some() && !is_shared;
+        let has_log = terms.signs_ms.is_some() && !by_call;
         let by = if has_log && rng.percent(75) { By::Log } else { By::Call };
         let when = match rng.percent(self.early) {
             true if rng.percent(50) => When::BeforeStart(rng.within(1..8_000)),
@@ -403,6 +458,22 @@ fn draw_deaths(rng: &mut Rng, span_ms: u64, items: &mut Vec<Item>) {
         let lasts_ms = 1 + rng.below(lasts_ms);
         Event::Freeze { place: rng.index(PLACES), lasts_ms, reads_first: rng.percent(50) }
     });
+}
+
+/// Resets while a request asks for its lease.
+fn draw_resets(rng: &mut Rng, items: &mut Vec<Item>) {
+    if items.is_empty() || !rng.percent(25) {
+        return;
+    }
+    for _ in 0..rng.within(1..6) {
+        let Item { at_ms, event, .. } = &items[rng.index(items.len())];
+        let Event::Request(RequestPlan { slots, .. }) = event else { continue };
+        let (at_ms, of_slots) = (*at_ms, *slots > 0);
+        let trouble = Trouble::Slow { ms: rng.within(4..30) };
+        let event = Event::Trouble { place: None, trouble, lasts_ms: 40 };
+        items.push(Item::new(at_ms.saturating_sub(2), event));
+        items.push(Item::new(at_ms + rng.below(12), Event::Reset { of_slots }));
+    }
 }
 
 fn draw_orders(rng: &mut Rng, span_ms: u64, items: &mut Vec<Item>) {

@@ -50,8 +50,8 @@ pub fn shrink_and_tell(script: &Script, what: &str) {
 }
 
 /// Changes that each leave out a part of a request.
-fn simplifications() -> [fn(&mut Event); 4] {
-    let of_request: [fn(&mut Event); 4] = [
+fn simplifications() -> [fn(&mut Event); 5] {
+    let of_request: [fn(&mut Event); 5] = [
         |event| {
             if let Event::Request(plan) = event {
                 plan.tokens *= u64::from(plan.slots == 0);
@@ -70,6 +70,11 @@ fn simplifications() -> [fn(&mut Event); 4] {
         |event| {
             if let Event::Request(plan) = event {
                 plan.ends.truncate(1);
+            }
+        },
+        |event| {
+            if let Event::Request(plan) = event {
+                plan.second = None;
             }
         },
     ];

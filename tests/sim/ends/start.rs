@@ -15,6 +15,9 @@ pub struct Start {
     /// The number of its item in the script.
     pub nth: u64,
     pub plan: RequestPlan,
+    /// The call of the other filter for the same request, and whether that is the first one.
+    pub other: Option<usize>,
+    pub is_second: bool,
     /// The number of its pod, and its connection to it.
     pub pod: u64,
     pub conn: u64,
@@ -50,6 +53,8 @@ pub struct Start {
     pub envoy: AtEnvoy,
     /// Its Envoy has read the answer.
     pub is_read: bool,
+    /// Its Envoy has read that it is denied.
+    pub is_refused: bool,
     /// The log that has sent its last sign of life.
     pub node: Option<Node>,
     /// When its Envoy logs next that it runs.
@@ -108,6 +113,8 @@ pub struct Answer {
     /// What was charged to each of the watched keys.
     pub slots: Option<Held>,
     pub tokens: Option<Held>,
+    /// Holds of candidate rules, and their hits.
+    pub aside: (u64, u64),
 }
 
 // === impl Answer ===
@@ -128,7 +135,7 @@ impl Answer {
         let slots = (plan.slots > 0).then(|| charged(0, &keys.slots)).flatten();
         let at = usize::from(plan.slots > 0);
         let tokens = (plan.tokens > 0).then(|| charged(at, &keys.tokens)).flatten();
-        Self { passes, started: verdict.started, slots, tokens }
+        Self { passes, started: verdict.started, slots, tokens, aside: (0, 0) }
     }
 }
 
@@ -146,6 +153,8 @@ impl Start {
         Self {
             nth,
             plan: plan.clone(),
+            other: None,
+            is_second: false,
             pod: 0,
             conn: 0,
             owner: Owner::UNKNOWN,
@@ -166,6 +175,7 @@ impl Start {
             denied_ms: None,
             envoy: AtEnvoy::Waits,
             is_read: false,
+            is_refused: false,
             node: None,
             sign_ms: 0,
         }

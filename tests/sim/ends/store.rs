@@ -158,6 +158,11 @@ impl Redis {
         self.counts.lock().slots_without(None, self.wall_us())
     }
 
+    /// Slots that the store counts of another key.
+    pub fn slots_by(&self, (key, limit): (Key, Limit)) -> u64 {
+        self.counts.lock().slots_without_of((key, limit), None, self.wall_us())
+    }
+
     /// When a pod made the newest ask by which the store counts its slots; else, since when it may not.
     pub fn knows(&self, pod: u64) -> Result<u64, u64> {
         match self.counts.lock().pods.get(&pod) {
@@ -354,7 +359,11 @@ impl Counts {
 
     /// The slots of all pods, or of all but one.
     fn slots_without(&self, pod: Option<u64>, wall_us: u64) -> u64 {
-        let (key, limit) = self.watched.slots;
+        self.slots_without_of(self.watched.slots, pod, wall_us)
+    }
+
+    fn slots_without_of(&self, (key, limit): (Key, Limit), pod: Option<u64>, wall_us: u64) -> u64 {
+        let key = self.name(key);
         let limit = Limit { requests_per_unit: u64::from(u32::MAX), ..limit };
         let slots = pod.map(|pod| Slots { pod, held: 0 });
         let look = Ask { slots, ..Ask::look(key, limit) };

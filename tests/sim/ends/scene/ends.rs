@@ -39,7 +39,9 @@ impl Scene {
                 let node = log.node;
                 let is_known = pod.limiter.end_start(&id, known, node);
                 self.tell(|| format!("    known: {is_known}"));
-                self.end_by_log(place, at, known, is_here, is_known);
+                self.end_by_log(place, at, known, is_known);
+                let second = self.starts[at].other.filter(|at| self.starts[*at].conn > 0);
+                second.into_iter().for_each(|at| self.end_by_log(place, at, known, is_known));
             }
             By::Call => {
                 let slots = (start.plan.slots > 0).then_some(1);
@@ -50,6 +52,10 @@ impl Scene {
                 let owner = owner.unwrap_or(Owner::UNKNOWN);
                 let (at_once, admit) = (pod.limiter.clock().now(), || Ok::<_, StoreError>(()));
                 let decided = pod.limiter.decide(&pod.rules, &ended, at_once, None, owner, admit);
+                pod.try_end(&id, Charges { slots, tokens }, owner);
+                if !start.plan.is_shared {
+                    pod.asides.remove(&at);
+                }
                 let mut cx = Context::from_waker(Waker::noop());
                 let passes = match pin!(decided).poll(&mut cx) {
                     Poll::Ready(Ok(verdict)) => verdict.code == Code::Ok,
@@ -74,27 +80,29 @@ impl Scene {
         }
     }
 
-    fn end_by_log(
-        &mut self,
-        place: usize,
-        at: usize,
-        cost: Option<u64>,
-        is_here: bool,
-        is_known: bool,
-    ) {
+    fn end_by_log(&mut self, place: usize, at: usize, cost: Option<u64>, is_known: bool) {
         let now = self.now();
         let was = self.was(place, at, By::Log);
         let releases = self.script.terms.releases;
         let Some(pod) = &mut self.pods[place] else { return };
         let (number, start) = (pod.number, &mut self.starts[at]);
+        let is_here = start.is_at(number);
         if is_known {
-            prove(&mut pod.owners, start, now);
+            pod.asides.remove(&at);
+            match start.other.is_none() || is_here {
+                true => prove(&mut pod.owners, start, now),
+                false => pod.may_be_proved(start.owner, false),
+            }
+        }
+        if start.plan.is_shared {
+            return self.end_shared_by_log(place, at, cost);
         }
         let lasts_ms = self.script.terms.lasts_ms;
         let blank_ms = start.blank_ms.take_if(|_| start.pod == number);
         let of_tokens = start.plan.tokens > 0;
         match start.stage {
-            Stage::Asking if is_here => {
+            // Its pod may not have entered it yet: then it finds its end.
+            Stage::Asking if is_here && is_known => {
                 start.ended.get_or_insert(Ended::ByLog(cost));
                 start.logged_ms = cost.filter(|_| start.rule.holds()).map(|_| now);
             }
@@ -120,6 +128,38 @@ impl Scene {
                 let cost = cost.filter(|_| of_tokens);
                 pod.early.entry(start.plan.id).or_insert((cost, now));
             }
+        }
+    }
+
+    /// The end of a request whose id others have too may be taken for that of another one: of them
+    /// nothing is sure, but that none of them holds for longer than its time.
+    fn end_shared_by_log(&mut self, place: usize, at: usize, cost: Option<u64>) {
+        let now = self.now();
+        let Some(pod) = &mut self.pods[place] else { return };
+        let number = pod.number;
+        let (id, of_tokens) = (self.starts[at].plan.id, self.starts[at].plan.tokens > 0);
+        pod.tainted.insert(id);
+        pod.may_be_proved(Owner::UNKNOWN, true);
+        self.shown.shared_by_log += 1;
+        let cost = cost.filter(|_| of_tokens);
+        pod.early.entry(id).or_insert((cost, now));
+        self.tokens.count_perhaps(cost.unwrap_or(0));
+        self.note_due(number, cost.unwrap_or(0));
+    }
+
+    /// An entry of the log says that a request was denied by one of its filters.
+    pub fn take_denied(&mut self, place: usize, at: usize) {
+        let now = self.now();
+        let Some(pod) = &mut self.pods[place] else { return };
+        let start = &mut self.starts[at];
+        let Some(log) = pod.logs.get_mut(&start.plan.envoy) else { return };
+        log.heard_ms = now;
+        pod.limiter.end_denied(&id_of(&start.plan), log.node);
+        if start.plan.is_shared {
+            pod.tainted.insert(start.plan.id);
+        } else if start.is_at(pod.number) && start.stage == Stage::Answered {
+            (start.stage, start.slots) = (Stage::Gone, None);
+            self.shown.freed_by_denials += 1;
         }
     }
 

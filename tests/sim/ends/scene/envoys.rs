@@ -78,7 +78,9 @@ impl Scene {
     pub fn arrive(&mut self, at: usize) {
         let now = self.now();
         let (envoy, reset_ms) = (self.starts[at].plan.envoy, self.starts[at].plan.reset_ms);
-        if !self.envoys[envoy].is_alive {
+        let first = self.starts[at].other.filter(|_| self.starts[at].is_second);
+        let is_over = |at: usize| !matches!(self.starts[at].envoy, AtEnvoy::Runs | AtEnvoy::RunsOn);
+        if !self.envoys[envoy].is_alive || first.is_some_and(is_over) {
             return;
         }
         self.connect(envoy);
@@ -107,8 +109,16 @@ impl Scene {
             return self.end_at_envoy(at);
         }
         start.envoy = AtEnvoy::RunsOn;
-        let over_ms = now + start.plan.runs_ms;
-        self.plan(over_ms, Action::Over(at));
+        self.go_on(at, now);
+    }
+
+    /// A call has let its request pass: the next filter asks, or the request runs.
+    fn go_on(&mut self, at: usize, now: u64) {
+        let start = &self.starts[at];
+        match start.other.filter(|_| !start.is_second) {
+            Some(second) => self.plan(now, Action::Start(second)),
+            None => self.plan(now + start.plan.runs_ms, Action::Over(at)),
+        }
     }
 
     pub fn reset_stream(&mut self, at: usize) {
@@ -132,12 +142,12 @@ impl Scene {
             return;
         }
         if start.denied_ms.is_some() {
+            start.is_refused = true;
             return self.end_at_envoy(at);
         }
         start.envoy = AtEnvoy::Runs;
         start.sign_ms = now + signs_ms.unwrap_or(0);
-        let over_ms = now + start.plan.runs_ms;
-        self.plan(over_ms, Action::Over(at));
+        self.go_on(at, now);
     }
 
     /// The request is over: its ends follow.
@@ -152,6 +162,11 @@ impl Scene {
             if let When::AfterEnd(ms) = end.when {
                 self.plan(now + ms, Action::End(at, end));
             }
+        }
+        if let Some(other) = self.starts[at].other
+            && matches!(self.starts[other].envoy, AtEnvoy::Runs | AtEnvoy::RunsOn)
+        {
+            self.end_at_envoy(other);
         }
     }
 
@@ -172,10 +187,11 @@ impl Scene {
             let now = self.now();
             more.into_iter().for_each(|(ms, end)| self.plan(now + ms, Action::End(at, end)));
         }
-        if end.by == By::Log && self.starts[at].denied_ms.is_some() {
-            return; // entries of denied requests are ignored
-        }
         self.connect(envoy);
+        let calls = [Some(at), self.starts[at].other];
+        if end.by == By::Log && calls.into_iter().flatten().any(|at| self.starts[at].is_refused) {
+            return self.send(envoy % PLACES, Message::Denied { at });
+        }
         let place = (envoy + usize::from(end.is_elsewhere)) % PLACES;
         self.send(place, Message::End { at, end });
     }
@@ -197,7 +213,7 @@ impl Scene {
             }
         }
         if !of.is_empty() {
-            self.steps += 1;
+            self.shown.steps += 1;
             self.tell(|| format!("signs of {of:?}"));
             self.connect(envoy);
             self.send(envoy % PLACES, Message::Signs { envoy, of });

@@ -160,7 +160,9 @@ impl Scene {
             if let Some(held) = held {
                 held.is_of_before = true;
             }
-            start.is_unsure |= of_slots && start.stage == Stage::Asking;
+            let is_asking = start.stage == Stage::Asking;
+            start.is_unsure |= of_slots && is_asking;
+            self.shown.resets_of_asking += u64::from(is_asking);
         }
     }
 

@@ -7,7 +7,7 @@ use ratelease_engine::limiter::START_GRACE;
 use ratelease_engine::limiter::owners::{ClosedBy, Origin, Owner};
 
 use super::{Action, Scene};
-use crate::ends::pod::{CallEnd, Log, Message, Presence, id_of};
+use crate::ends::pod::{Aside, CallEnd, Log, Message, Presence, id_of};
 use crate::ends::start::{Answer, AtEnvoy, Ended, Held, Stage, Start};
 use crate::ends::tokens::Was;
 
@@ -36,6 +36,7 @@ impl Scene {
             Message::Start { at, conn } => self.take_start(place, at, conn),
             Message::Reset { at } => self.take_reset(place, at),
             Message::End { at, end } => self.take_end(place, at, end),
+            Message::Denied { at } => self.take_denied(place, at),
             Message::Signs { envoy, of } => self.take_signs(place, envoy, &of),
         }
     }
@@ -110,8 +111,10 @@ impl Scene {
         let releases = self.script.terms.releases;
         self.tell(|| format!("    {at} is answered: {answer:?}"));
         let has_orders = self.redis.has_orders(self.starts[at].pod);
+        let number = self.starts[at].pod;
+        self.note_aside(number, at, answer.aside);
         let start = &mut self.starts[at];
-        let number = start.pod;
+        self.shown.seconds += u64::from(start.is_second);
         (start.seen_ms, start.started) = (now, answer.started);
         let early = self.pods.iter_mut().flatten().find(|pod| pod.number == number);
         let early = early.and_then(|pod| pod.early.remove(&start.plan.id));
@@ -161,6 +164,17 @@ impl Scene {
         }
         let read_ms = now + self.starts[at].plan.read_ms;
         self.plan(read_ms, Action::Read(at));
+    }
+
+    /// Candidate rules hold something for a start.
+    fn note_aside(&mut self, number: u64, at: usize, (holds, hits): (u64, u64)) {
+        let seen_ms = self.now();
+        if holds > 0
+            && let Some(pod) = self.pod_of_mut(number)
+        {
+            pod.asides.insert(at, Aside { holds, hits, seen_ms });
+            self.shown.asides += 1;
+        }
     }
 
     /// A start has no answer. Its Envoy may let it pass.
@@ -216,6 +230,10 @@ impl Scene {
         if was_gone {
             return;
         }
+        let is_shared = self.starts[at].plan.is_shared;
+        if let Some(pod) = self.pod_of_mut(number).filter(|_| !is_shared) {
+            pod.asides.remove(&at);
+        }
         // What a failure mode admitted may stay counted.
         if let Some(Held { hits, is_leased: false, is_watched: true, .. }) = tokens {
             self.tokens.count_perhaps(hits);
@@ -233,6 +251,17 @@ impl Scene {
             let id = id_of(&self.starts[*at].plan);
             let is_known = pod.limiter.note_alive(&id, node);
             let plan_id = self.starts[*at].plan.id;
+            for (of, aside) in &mut pod.asides {
+                if self.starts[*of].plan.id == plan_id {
+                    aside.seen_ms = now;
+                }
+            }
+            // Its own start may be over, and another one of its id, or a candidate's, be known.
+            let owner = self.starts[*at].owner;
+            let is_whole = self.starts[*at].holds() && !self.starts[*at].plan.is_shared;
+            if is_known && !is_whole {
+                pod.may_be_proved(owner, self.starts[*at].plan.is_shared);
+            }
             for other in pod.starts.iter().copied() {
                 let start = &mut self.starts[other];
                 if start.plan.id == plan_id && start.holds() {
