@@ -181,7 +181,7 @@ impl Starts {
         let mut part = self.part(start.request).lock();
         let Start { owner, next, .. } = *part.find(start)?;
         let (mut held, _) = part.forget(start)?;
-        held.extend(part.forget_aside(start.request).into_iter().flatten());
+        held.extend(part.forget_aside(start).into_iter().flatten());
         Some(Undone { owner, held, next })
     }
 

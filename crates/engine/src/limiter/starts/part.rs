@@ -375,10 +375,12 @@ impl Part {
         self.remove(id).map(|start| (owner, start.held))
     }
 
-    /// Removes the oldest start of a candidate.
-    pub(super) fn forget_aside(&mut self, id: RequestId) -> Option<Held> {
-        let aside = self.starts(id).find(|start| start.is_aside)?.number;
-        self.remove(StartId { request: id, number: aside }).map(|start| start.held)
+    /// Removes the start of a candidate that came with `start`: the first one after it. Other filters
+    /// of Envoy may have asked about the same request before.
+    pub(super) fn forget_aside(&mut self, id: StartId) -> Option<Held> {
+        let is_after = |number: u32| number.wrapping_sub(id.number) < u32::MAX / 2;
+        let aside = self.starts(id.request).find(|it| it.is_aside && is_after(it.number))?.number;
+        self.remove(StartId { number: aside, ..id }).map(|start| start.held)
     }
 
     pub(super) fn forget_key(&mut self, key: Key) -> u64 {

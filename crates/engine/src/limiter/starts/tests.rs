@@ -326,6 +326,23 @@ fn an_undone_start_and_its_candidate_hold_nothing() {
     assert_eq!(count(&starts, HoldCounter::InForce), 0);
 }
 
+/// Two filters of Envoy ask about one request, and candidate rules are tried on each of the calls.
+#[test]
+fn an_undone_start_leaves_the_candidate_of_another_filter() {
+    let starts = Starts::default();
+    let of = |is_aside, hits| {
+        let Begun::Open(start) = try_begin(&starts, id(1), &hold(hits), is_aside, NOW) else {
+            panic!("there is room");
+        };
+        assert!(starts.hold(start, id(1).descriptor, hold(hits)));
+        assert_eq!(starts.conclude(start, NOW), None);
+        start
+    };
+    let [_, _, second, _] = [of(false, 1), of(true, 2), of(false, 4), of(true, 8)];
+    starts.undo(second);
+    assert_eq!(count(&starts, HoldCounter::Hits), 1 + 2);
+}
+
 #[test]
 fn an_entry_of_the_log_ends_all_that_its_request_holds() {
     let starts = Starts::default();
