@@ -15,7 +15,7 @@ use ratelease_engine::verdict::Code;
 
 use tokio::time::sleep;
 
-use super::pod::{Aside, Excess, Pod};
+use super::pod::{Aside, Excess, Log, Pod};
 use super::rules::{Charges, Version, probe, request};
 use super::scene::{Scene, grace_ms};
 use super::start::{AtEnvoy, Held, Stage, Start};
@@ -128,12 +128,14 @@ impl Scene {
     fn is_silent(&self, pod: &Pod, start: &Start) -> bool {
         let over_ms = start.seen_ms + SIGNS_MISSED * start.longest_ms + SIGN_LATE_MS;
         let due_ms = start.seen_ms + (SIGNS_MISSED - 1) * start.longest_ms;
-        let log = pod.logs.get(&start.plan.envoy).filter(|log| log.is_open);
+        // A log that was closed proves nothing, nor does the one that is opened then.
+        let is_its_own = |log: &&Log| log.is_open && start.node == Some(log.node);
+        let log = pod.logs.get(&start.plan.envoy).filter(is_its_own);
         // A sign of one of two open starts tells nothing of how often they come.
         start.longest_ms > 0
             && start.other.is_none()
             && self.now() >= over_ms
-            && log.is_none_or(|log| log.heard_ms >= due_ms)
+            && log.is_some_and(|log| log.heard_ms >= due_ms)
     }
 
     /// Notes what has been released by now.

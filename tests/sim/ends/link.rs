@@ -105,7 +105,7 @@ impl Link {
         receiver
     }
 
-    async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
+    async fn carry(&self, ask: &Ask, resets: u64) -> Result<Grant, StoreError> {
         let (nth, way) = self.begin();
         let is_of_tokens = self.redis.note_sent(ask);
         if way.is_away {
@@ -121,7 +121,7 @@ impl Link {
         });
         let grant = waited.await.map_err(|_| StoreError::TimedOut)?;
         if is_of_tokens {
-            self.redis.note_heard(ask, &grant);
+            self.redis.note_heard(ask, &grant, resets);
         }
         Ok(grant)
     }
@@ -133,7 +133,9 @@ impl Store for Link {
     }
 
     fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
-        Box::pin(self.gate.pass(self.carry(ask)))
+        // What is lent before the pod has followed an order may be dropped by that.
+        let resets = if self.redis.has_orders(self.pod) { 0 } else { self.redis.resets() };
+        Box::pin(self.gate.pass(self.carry(ask, resets)))
     }
 
     fn beat(&self, _beat: Heartbeat) -> PodCountFuture<'_> {

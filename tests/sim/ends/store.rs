@@ -52,6 +52,8 @@ pub struct Counts {
     followers: BTreeMap<u64, mpsc::UnboundedSender<Ordered>>,
     /// Keys that are blocked, each until this time.
     blocks: BTreeMap<Key, u64>,
+    /// Number of resets so far.
+    resets: u64,
     /// The time of the count of slots in milliseconds, and when it was last asked.
     key_time: (u64, u64),
     pub flow: Flow,
@@ -112,6 +114,7 @@ impl Redis {
             troubles: Vec::new(),
             followers: BTreeMap::new(),
             blocks: BTreeMap::new(),
+            resets: 0,
             key_time: (0, 0),
             flow: Flow::default(),
         };
@@ -223,6 +226,7 @@ impl Redis {
         }
         let after = counts.tokens(wall_us);
         counts.flow.forgotten += before - after;
+        counts.resets += 1;
         counts.forget_statements(now);
         for key in keys {
             counts.tell(&Ordered::Now(*key, Order::new(Action::Reset, "")));
@@ -276,11 +280,20 @@ impl Redis {
         is_of_tokens
     }
 
-    /// Notes that the reply to an ask of the watched tokens has reached its pod.
-    pub fn note_heard(&self, ask: &Ask, grant: &Grant) {
-        let flow = &mut self.counts.lock().flow;
+    /// Number of resets so far.
+    pub fn resets(&self) -> u64 {
+        self.counts.lock().resets
+    }
+
+    /// Notes that the reply to an ask of the watched tokens has reached its pod. If a key was reset
+    /// since the ask was sent, after so many resets, the pod may drop what was lent, which stays counted.
+    pub fn note_heard(&self, ask: &Ask, grant: &Grant, resets: u64) {
+        let mut counts = self.counts.lock();
+        let is_dropped = counts.resets > resets;
+        let flow = &mut counts.flow;
         flow.delivered += grant.tokens;
         flow.owed_unheard -= ask.owed;
+        flow.remembered += if is_dropped { grant.tokens } else { 0 };
     }
 
     /// The orders for a pod from now on.

@@ -137,11 +137,11 @@ impl Scene {
         let now = self.now();
         let Some(pod) = &mut self.pods[place] else { return };
         let number = pod.number;
-        let (id, of_tokens) = (self.starts[at].plan.id, self.starts[at].plan.tokens > 0);
+        let id = self.starts[at].plan.id;
         pod.tainted.insert(id);
         pod.may_be_proved(Owner::UNKNOWN, true);
         self.shown.shared_by_log += 1;
-        let cost = cost.filter(|_| of_tokens);
+        // It may also have ended one that holds tokens where its own holds none.
         pod.early.entry(id).or_insert((cost, now));
         self.tokens.count_perhaps(cost.unwrap_or(0));
         self.note_due(number, cost.unwrap_or(0));

@@ -288,6 +288,7 @@ pub fn prove(owners: &mut BTreeMap<Owner, Presence>, start: &mut Start, now: u64
     let Some(left_ms) = presence.left_ms else { return };
     if now >= left_ms + grace_ms() {
         start.is_unsure = true;
+        presence.may_be_proved = true; // it is gone only once that was noticed
     } else {
         presence.left_ms = None;
     }
