@@ -36,6 +36,9 @@ mod departure;
 /// Starts that their caller gives up.
 #[path = "ends/given_up.rs"]
 mod given_up;
+/// Requests, aborts and failures in an order that follows from a seed.
+#[path = "ends/random.rs"]
+mod random;
 /// Keys that are reset while requests hold estimates.
 #[path = "ends/reset.rs"]
 mod reset;

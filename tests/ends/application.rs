@@ -26,6 +26,8 @@ pub struct Application {
 
 /// Names a request: a number of the test's own.
 pub const RUN: &str = "x-run";
+/// Requests whose numbers have the same quotient by this are a group.
+pub const GROUP: u64 = 1 << 32;
 /// Time until the answer begins: milliseconds, or [`HELD`].
 pub const BEFORE: &str = "x-before";
 /// Time from the answer's first event to its end: milliseconds, or [`HELD`]. Without this header
@@ -55,6 +57,8 @@ struct Runs {
     /// Number of requests that run and whose clients are there, and the most so far.
     counted: usize,
     most: usize,
+    /// The same of each group.
+    of_groups: BTreeMap<u64, (usize, usize)>,
     seen: u64,
 }
 
@@ -106,6 +110,11 @@ impl Application {
         self.shared.runs.lock().most
     }
 
+    /// As [`Self::most`], of the requests of one group.
+    pub fn most_of(&self, group: u64) -> usize {
+        self.shared.runs.lock().of_groups.get(&group).map_or(0, |(_, most)| *most)
+    }
+
     /// Number of requests that it has got.
     pub fn seen(&self) -> u64 {
         self.shared.runs.lock().seen
@@ -117,7 +126,7 @@ impl Application {
         match runs.running.get_mut(&number) {
             Some(is_there) => {
                 let was_there = std::mem::take(is_there);
-                runs.counted -= usize::from(was_there);
+                runs.uncount(number, was_there);
             }
             None => drop(runs.left.insert(number)),
         }
@@ -190,6 +199,25 @@ async fn wait(how_long: Option<&str>, mut released: watch::Receiver<u64>) {
     }
 }
 
+// === impl Runs ===
+
+impl Runs {
+    fn count(&mut self, number: u64, is_there: bool) {
+        self.counted += usize::from(is_there);
+        self.most = self.most.max(self.counted);
+        let (counted, most) = self.of_groups.entry(number / GROUP).or_default();
+        *counted += usize::from(is_there);
+        *most = (*most).max(*counted);
+    }
+
+    fn uncount(&mut self, number: u64, was_there: bool) {
+        self.counted -= usize::from(was_there);
+        if let Some((counted, _)) = self.of_groups.get_mut(&(number / GROUP)) {
+            *counted -= usize::from(was_there);
+        }
+    }
+}
+
 // === impl Run ===
 
 impl Run {
@@ -201,8 +229,7 @@ impl Run {
         let is_there = !runs.left.remove(&number);
         let former = runs.running.insert(number, is_there);
         assert_eq!(former, None, "request {number} came twice");
-        runs.counted += usize::from(is_there);
-        runs.most = runs.most.max(runs.counted);
+        runs.count(number, is_there);
         shared.running.send_replace(runs.running.len());
         Self { shared: Arc::clone(shared), number }
     }
@@ -212,7 +239,7 @@ impl Drop for Run {
     fn drop(&mut self) {
         let mut runs = self.shared.runs.lock();
         let was_there = runs.running.remove(&self.number).expect("it runs");
-        runs.counted -= usize::from(was_there);
+        runs.uncount(self.number, was_there);
         self.shared.running.send_replace(runs.running.len());
     }
 }

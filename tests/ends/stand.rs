@@ -71,7 +71,7 @@ pub struct InUse {
 }
 
 /// One of [`TURNS`], since the tests measure time, and load the machine.
-static TURNS: Semaphore = Semaphore::const_new(1);
+pub static TURNS: Semaphore = Semaphore::const_new(1);
 
 /// Maximum time until nothing is in use, from the moment at which all requests have ended.
 pub const FREE_MAX: Duration = Duration::from_secs(5);
@@ -86,7 +86,7 @@ const STEADY: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(50);
 
 /// Longer than the defaults: a machine that also compiles must not make a failure mode decide.
-const PATIENT: [(&str, &str); 3] =
+pub const PATIENT: [(&str, &str); 3] =
     [("LEASE_MAX_WAIT", "5s"), ("REDIS_TIMEOUT", "5s"), ("DRAIN_TIMEOUT", "1s")];
 
 /// Maximum time until a process has done as it was told, on a machine that also compiles.

@@ -116,7 +116,8 @@ impl Client {
         Ok(Answer { status, headers, body: String::new() })
     }
 
-    async fn body(&mut self, head: &Answer) -> Result<Vec<u8>> {
+    /// Reads the body of an answer of which [`Client::head`] has read the rest.
+    pub(crate) async fn body(&mut self, head: &Answer) -> Result<Vec<u8>> {
         let mut body = Vec::new();
         if head.header("transfer-encoding").is_some_and(|coding| coding == "chunked") {
             loop {
