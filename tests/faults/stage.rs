@@ -407,7 +407,7 @@ pub async fn time_until(
 
 /// Counts of fixed windows at one node.
 fn debited_at(node: &Server, prefix: &str) -> Vec<(String, u64)> {
-    let pattern = format!("{prefix}*");
+    let pattern = format!("{prefix}rl:{{*");
     let keys: Vec<String> = node.try_command(&["KEYS", &pattern]).unwrap_or_default();
     let counted = |key: String| count_at(node, &key).map(|count| (key, count));
     keys.into_iter().filter_map(counted).collect()

@@ -165,6 +165,7 @@ impl Pod {
             wait_min: world.plan.wait_min,
             buffer_bytes_max: world.plan.pod_bytes_max,
             pod: id,
+            name: Box::default(),
             hasher: KeyHasher::new(""),
             modes: Modes::default(),
             unix_start: Duration::from_micros(world.plan.wall_start_us),

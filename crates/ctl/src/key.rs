@@ -1,48 +1,57 @@
-//! `ratectl key`: shows the count of one key, resets it, or blocks it, on all pods.
+//! `ratectl key`: shows the count of one key, resets it, or blocks it, on all pods; and lists the
+//! keys that are blocked.
 //!
 //! It talks to the Redis of the counts, as `explain` does, and so needs no pod's address: pods follow
-//! the stream of orders there.
+//! the stream of orders there, and say there what they have followed.
 
-use std::collections::BTreeMap;
+mod fleet;
+mod report;
+
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
-use parking_lot::Mutex;
-use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
-use ratelease_cli::safe::Safe;
+use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags};
 use ratelease_cli::settings::Role;
 use ratelease_cli::source;
+use ratelease_engine::algorithm::concurrency::Holder;
 use ratelease_engine::limiter::{Charge, Resolved, resolve};
-use ratelease_engine::order::{self, BLOCK_MAX, Blocked, Order, Ordered};
+use ratelease_engine::order::{self, BLOCK_MAX, BY_BYTES_MAX, Blocked, Note, Order};
 use ratelease_engine::store::{self, Ask, Grant, Store as Counts, StoreError, StoreSettings};
 use ratelease_rules::parse_duration;
 use ratelease_rules::request::Request;
-use serde_json::{Value, json};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use crate::descriptor::{CountFlags, RequestFlags};
-use crate::explain::{pools, seconds, shown, standing, unused};
+use self::fleet::{Confirmed, Fleet, Own};
+use crate::descriptor::{self, CountFlags, DescriptorArg};
+use crate::explain::pools;
 
 pub const NOTES: &str = "\
-show     what is left, and whether the key is blocked
+show     what is left, whether the key is blocked and by whom, and which pods have slots of it
 reset    deletes the count: the key may spend its whole limit once more
 block    every charge of the key is denied for the time of --for, also where the rule would allow it;
          a rule in shadow mode still lets it pass
 unblock  ends a block
+list     the keys that are blocked, by their hashes; needs neither --domain nor a descriptor
 
-Pods follow within 250 ms; one that is not connected to Redis follows when it is. Needs the REDIS_URL,
-KEY_SECRET, CACHE_KEY_PREFIX and rules of the pods: with others another key is shown and changed, of
-which a line says that nothing is counted under it.
-All but show need a Redis user with the rights of orders (docs/operate.md), which pods lack. Each pod
-logs the key's hash. What was spent before a reset and after it may be twice the
-limit of a window. Nothing is recorded in a control plane.
+Pods follow within 250 ms, and the number of those that have is shown: after a second at most. One
+that is not connected to Redis follows when it is. What passes before a reset and after it may be twice
+the limit of a window. --by, the user and the host by default, is shown with a block and in the log of
+each pod, which has the key's hash. Nothing is recorded in a control plane.
 
-Exit status: 0 done, 1 no rule limits a descriptor, 2 it could not be done.
+The key is made from KEY_SECRET (and KEY_SECRET_PREVIOUS, while it is replaced), CACHE_KEY_PREFIX and
+the rules, so these have to be those of the pods. If the pods have others, nothing is done (status 2).
+The rules of pods that take them from a control plane are those of its GET /v1/export?domain=D.
+
+Exit status: 0 done, 1 no rule limits a descriptor, or a pod has not confirmed in time, 2 it could not
+be done.
 
 Examples:
-  ratectl key show --domain shop user_id=alice --redis-url redis:6379
-  ratectl key reset --domain shop user_id=alice --redis-url redis:6379
-  ratectl key block --for 1h --domain shop user_id=mallory --redis-url redis:6379";
+  export KEY_SECRET_FILE=/run/secrets/key REDIS_URL=redis:6379
+  ratectl key show --rules config/rules --domain shop user_id=alice
+  ratectl key reset --rules config/rules --domain shop user_id=alice
+  ratectl key block --for 1h --by 'ops: ticket 7' --rules config/rules --domain shop user_id=mallory
+  ratectl key list";
 
 /// Flags of `key`.
 #[derive(Debug, Args)]
@@ -50,8 +59,22 @@ pub struct KeyFlags {
     /// What to do
     #[arg(value_name = "ACTION", value_enum)]
     action: Action,
-    #[command(flatten)]
-    request: RequestFlags,
+    /// Domain of the request
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_parser = NonEmptyStringValueParser::new(),
+        required_if_eq_any(ON_A_KEY)
+    )]
+    domain: Option<String>,
+    /// Descriptors of the request: key=value,key=value
+    #[arg(
+        value_name = "DESCRIPTOR",
+        required_if_eq_any(ON_A_KEY),
+        value_parser = DescriptorArg::parse,
+        long_help = descriptor::NOTES
+    )]
+    descriptors: Vec<DescriptorArg>,
     /// How long to block, such as 30m; only with block
     #[arg(
         long = "for",
@@ -60,65 +83,122 @@ pub struct KeyFlags {
         required_if_eq("action", "block")
     )]
     lasts: Option<Duration>,
+    /// Who gives the order, and why [default: user@host]
+    #[arg(long, value_name = "TEXT", value_parser = by_text)]
+    by: Option<String>,
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
     count: CountFlags,
 }
 
-/// What to do with a key.
+/// The actions that need a request.
+const ON_A_KEY: [(&str, &str); 4] =
+    [("action", "show"), ("action", "reset"), ("action", "block"), ("action", "unblock")];
+
+/// What to do with a key, or with all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Action {
     Show,
     Reset,
     Block,
     Unblock,
+    List,
 }
 
 /// The state of one key after the action.
 struct Outcome {
     ask: Ask,
     now: Result<Grant, StoreError>,
-    /// How much longer it is blocked; `None` if it is not, or if that could not be read.
-    blocked: Option<Duration>,
-    /// What it may mean that nothing is counted.
-    note: Option<&'static str>,
+    /// Its block; `None` if it is not blocked, or if that could not be read.
+    blocked: Option<Blocked>,
+    /// The pods that have slots of it, if it counts slots.
+    holders: Option<Vec<Holder>>,
+    /// The pods that share the count; `None` if that could not be read.
+    fleet: Option<Fleet>,
+    /// How many of them have followed the order, if one was given.
+    confirmed: Option<Confirmed>,
 }
 
-/// Longest time to wait for the blocks of the stores.
-const BLOCKS_WITHIN: Duration = Duration::from_secs(2);
+/// How long pods may take to state their slots again after a reset: they ask once a second.
+const STATED_WITHIN: Duration = Duration::from_millis(1_300);
 
 /// Acts on each descriptor's key, and shows its state.
 pub fn run(flags: &KeyFlags, role: Role, out: &mut Out) -> CliResult {
     if flags.lasts.is_some() && flags.action != Action::Block {
         return Err(CliError::new("--for: only block takes a time; leave it out"));
     }
-    let (dir, store, leases) = flags.count.read(role)?;
-    if store == StoreSettings::Memory {
+    let (dir, settings, leases) = flags.count.read(role)?;
+    if settings == StoreSettings::Memory {
         let text =
             "counts in the memory of a pod cannot be reached; set REDIS_URL to that of the pods";
         return Err(CliError::new(text));
     }
-    let (rules, _) = source::load_with_locations(std::slice::from_ref(&dir.dir), &dir.reading)?;
-    let request = flags.request.request();
-    let resolved = resolve(&rules, &request, &leases.hasher());
-    let charges: Vec<Option<&Charge<'_>>> = resolved.iter().map(charged).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
         runtime.map_err(|error| CliError::new(format_args!("cannot ask Redis: {error}")))?;
-    let mut outcomes = runtime.block_on(act(flags, store, &charges))?;
-    // After a reset nothing is counted in any case.
-    for it in outcomes.iter_mut().flatten().filter(|_| flags.action != Action::Reset) {
-        let unused = |grant| unused(it.ask.limit, grant, !leases.key_secret.is_empty());
-        it.note = it.now.as_ref().ok().and_then(unused);
+    if flags.action == Action::List {
+        let orders = runtime.block_on(async { store::open(settings).read_orders(None).await });
+        let orders = orders.map_err(|error| CliError::new(format_args!("orders: {error}")))?;
+        report::list(&orders, flags.out.json, out)?;
+        return Ok(Completion::Clean);
     }
-    report(flags, &request, &outcomes, out)?;
+    let (rules, _) = source::load_with_locations(std::slice::from_ref(&dir.dir), &dir.reading)?;
+    let request = flags.request();
+    let hasher = leases.hasher();
+    let resolved = resolve(&rules, &request, &hasher);
+    let charges: Vec<Option<&Charge<'_>>> = resolved.iter().map(charged).collect();
+    let own = Own {
+        domain: request.domain,
+        rules: rules.fingerprint(request.domain).unwrap_or_default(),
+        hasher: &hasher,
+        dir: &dir.dir.display().to_string(),
+        has_secret: !leases.key_secret.is_empty(),
+    };
+    let outcomes = runtime.block_on(async {
+        let store = store::open(settings);
+        let mut outcomes = Vec::new();
+        for charge in &charges {
+            outcomes.push(match charge {
+                Some(charge) => Some(act(flags, &*store, charge, &own).await?),
+                None => None,
+            });
+        }
+        Ok::<_, CliError>(outcomes)
+    })?;
+    report::keys(flags, &request, &outcomes, out)?;
     for Outcome { ask, now, .. } in outcomes.iter().flatten() {
         if let (Action::Show, Err(error)) = (flags.action, now) {
             return Err(CliError::new(format_args!("key {}: {error}", ask.key)));
         }
     }
-    Ok(Completion::clean_if(outcomes.iter().all(Option::is_some)))
+    let is_done = |outcome: &Outcome| outcome.confirmed.is_none_or(|it| it.by == it.of);
+    Ok(Completion::clean_if(outcomes.iter().all(|it| it.as_ref().is_some_and(is_done))))
+}
+
+// === impl KeyFlags ===
+
+impl KeyFlags {
+    /// Returns a request of one hit.
+    fn request(&self) -> Request<'_> {
+        Request {
+            domain: self.domain.as_deref().unwrap_or_default(),
+            descriptors: self.descriptors.iter().map(DescriptorArg::descriptor).collect(),
+            hits_addend: 1,
+        }
+    }
+
+    /// Returns the order of the action; `None` if it gives none.
+    fn order(&self) -> Option<Order> {
+        let action = match self.action {
+            Action::Show | Action::List => return None,
+            Action::Reset => order::Action::Reset,
+            Action::Block => order::Action::Block(self.lasts.unwrap_or_default()),
+            Action::Unblock => order::Action::Lift,
+        };
+        let by = self.by.clone().unwrap_or_else(user_at_host);
+        Some(Order::new(action, &by))
+    }
 }
 
 fn charged<'a, 'r>(resolved: &'a Resolved<'r>) -> Option<&'a Charge<'r>> {
@@ -135,142 +215,70 @@ fn block_time(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// Acts on the keys of `charges`, in order; `None` for a descriptor that nothing limits.
-async fn act(
-    flags: &KeyFlags,
-    settings: StoreSettings,
-    charges: &[Option<&Charge<'_>>],
-) -> Result<Vec<Option<Outcome>>, CliError> {
-    let stores = settings.all_redis().count();
-    let store = store::open(settings);
-    let mut outcomes = Vec::new();
-    for charge in charges {
-        let Some(charge) = charge else {
-            outcomes.push(None);
-            continue;
-        };
-        let ask = charge.look();
-        let done = act_on(flags, &*store, charge, &ask).await;
-        done.map_err(|error| CliError::new(format_args!("key {}: {error}", charge.own)))?;
-        outcomes.push(Some(Outcome {
-            ask,
-            now: store.lend(&ask).await,
-            blocked: None,
-            note: None,
-        }));
-    }
-    let blocked = blocked(&*store, stores).await;
-    for outcome in outcomes.iter_mut().flatten() {
-        outcome.blocked = outcome.ask.keys().find_map(|key| blocked.get(&key.to_string()).copied());
-    }
-    Ok(outcomes)
+fn by_text(text: &str) -> Result<String, String> {
+    let is_whole = *Note::new(text, Duration::ZERO).by == *text && !text.is_empty();
+    is_whole.then(|| text.to_owned()).ok_or_else(|| {
+        format!("expected a text of 1 to {BY_BYTES_MAX} bytes without control characters")
+    })
 }
 
-async fn act_on(
+/// The user, by name or number, and the host of this process.
+fn user_at_host() -> String {
+    let name = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok());
+    let name = name.filter(|name| !name.is_empty());
+    let user = name.unwrap_or_else(|| rustix::process::getuid().as_raw().to_string());
+    format!("{user}@{}", rustix::system::uname().nodename().to_string_lossy())
+}
+
+/// Acts on the key of `charge`, and reads its state.
+async fn act(
     flags: &KeyFlags,
     store: &dyn Counts,
     charge: &Charge<'_>,
+    own: &Own<'_>,
+) -> Result<Outcome, CliError> {
+    let ask = charge.look();
+    let failed = |error| CliError::new(format_args!("key {}: {error}", charge.own));
+    let fleet = match (Fleet::read(store, &ask, own).await, flags.order()) {
+        (Ok(fleet), _) => Some(fleet),
+        // What is left is unknown then too, and says why.
+        (Err(_), None) => None,
+        (Err(error), Some(_)) => return Err(failed(error)),
+    };
+    fleet.iter().try_for_each(|fleet| fleet.check(own))?;
+    let mut confirmed = None;
+    if let Some(order) = flags.order() {
+        give(store, charge, &ask, order).await.map_err(failed)?;
+        let orders = store.read_orders(Some(&ask)).await.map_err(failed)?;
+        let place = orders.iter().map(|orders| orders.last).max().unwrap_or_default();
+        if let Some(fleet) = &fleet {
+            confirmed = Some(fleet.confirm(store, &ask, place).await);
+        }
+    }
+    let is_of_slots = !ask.limit.algorithm.has_window();
+    if is_of_slots && flags.action == Action::Reset {
+        sleep(STATED_WITHIN).await;
+    }
+    let now = store.lend(&ask).await;
+    let holders = if is_of_slots { store.holders(&ask).await.ok() } else { None };
+    let orders = store.read_orders(Some(&ask)).await.unwrap_or_default();
+    let mut blocks = orders.into_iter().flat_map(|orders| orders.blocked);
+    let blocked = blocks.find(|blocked| ask.keys().any(|key| key == blocked.key));
+    Ok(Outcome { ask, now, blocked, holders, fleet, confirmed })
+}
+
+/// Deletes the count, if the order says so, and gives the order to all pods.
+async fn give(
+    store: &dyn Counts,
+    charge: &Charge<'_>,
     ask: &Ask,
+    order: Order,
 ) -> Result<(), StoreError> {
-    let order = |action| Order::new(action, "");
-    match flags.action {
-        Action::Show => Ok(()),
-        Action::Reset => {
-            store.clear(ask).await?;
-            for pool in 0..charge.applied.rule.map_or(0, |rule| pools(rule)) {
-                store.clear(&Ask { pool: Some(pool), ..*ask }).await?;
-            }
-            store.order(ask, order(order::Action::Reset)).await
-        }
-        Action::Block => {
-            let lasts = flags.lasts.unwrap_or_default();
-            store.order(ask, order(order::Action::Block(lasts))).await
-        }
-        Action::Unblock => store.order(ask, order(order::Action::Lift)).await,
-    }
-}
-
-/// The keys that are blocked, as far as the stores say so in time.
-async fn blocked(store: &dyn Counts, stores: usize) -> BTreeMap<String, Duration> {
-    let heard: Mutex<BTreeMap<usize, Vec<Blocked>>> = Mutex::default();
-    let follow = |store: usize, ordered| {
-        if let Ordered::Blocked(keys) = ordered {
-            heard.lock().insert(store, keys);
-        }
-    };
-    let all_heard = async {
-        while heard.lock().len() < stores {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    // Following never ends; without a reply of each store, what is known is shown.
-    let _ = timeout(BLOCKS_WITHIN, async {
-        tokio::select! {
-            () = store.follow_orders(&follow) => {}
-            () = all_heard => {}
-        }
-    })
-    .await;
-    heard
-        .into_inner()
-        .into_values()
-        .flatten()
-        .map(|Blocked { key, lasts, .. }| (key.to_string(), lasts))
-        .collect()
-}
-
-/// Shows each key's state, as text or as JSON.
-fn report(
-    flags: &KeyFlags,
-    request: &Request<'_>,
-    outcomes: &[Option<Outcome>],
-    out: &mut Out,
-) -> Result<(), CliError> {
-    if flags.out.json {
-        let each = request.descriptors.iter().zip(outcomes).map(|(descriptor, outcome)| {
-            json!({ "descriptor": shown(&descriptor.entries), "key": outcome.as_ref().map(object) })
-        });
-        return out.json(&json!({ "domain": request.domain, "keys": each.collect::<Vec<_>>() }));
-    }
-    for (descriptor, outcome) in request.descriptors.iter().zip(outcomes) {
-        let heading = format!("{}: {}", request.domain, shown(&descriptor.entries));
-        out.line(format_args!("{}", out.painter().paint(Style::Strong, Safe(heading))))?;
-        let Some(Outcome { ask, now, blocked, note }) = outcome else {
-            out.line("  no rule limits it")?;
-            continue;
-        };
-        let did = match flags.action {
-            Action::Show => "",
-            Action::Reset => ", reset",
-            Action::Block => ", blocked",
-            Action::Unblock => ", no longer blocked",
-        };
-        out.line(format_args!("  key      {}{did}", ask.key))?;
-        let left = match now {
-            Ok(grant) => standing(ask.limit, grant),
-            Err(error) => format!("unknown: {error}"),
-        };
-        out.line(format_args!("  now      {}", Safe(left)))?;
-        if let Some(note) = note {
-            out.line(format_args!("           {note}"))?;
-        }
-        if let Some(lasts) = blocked {
-            out.line(format_args!("  blocked  for {}", seconds(*lasts)))?;
+    if order.action == order::Action::Reset {
+        store.clear(ask).await?;
+        for pool in 0..charge.applied.rule.map_or(0, |rule| pools(rule)) {
+            store.clear(&Ask { pool: Some(pool), ..*ask }).await?;
         }
     }
-    Ok(())
-}
-
-fn object(outcome: &Outcome) -> Value {
-    let Outcome { ask, now, blocked, note } = outcome;
-    let left = now.as_ref().ok();
-    json!({
-        "hash": ask.key.to_string(),
-        "left": left.map(|grant| grant.left),
-        "of": ask.limit.capacity(),
-        "overdrawn": left.map(|grant| grant.overdrawn),
-        "note": note,
-        "error": now.as_ref().err().map(ToString::to_string),
-        "blocked_seconds": blocked.map(|lasts| lasts.as_secs_f64()),
-    })
+    store.order(ask, order).await
 }

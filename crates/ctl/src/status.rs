@@ -7,7 +7,9 @@ use ratelease_cli::out::{CliResult, Completion, Out, OutFlags, Painter, Style};
 use ratelease_cli::safe;
 use ratelease_cli::safe::Safe;
 
-use crate::status_client::{BusyRule, Decisions, HotKey, PodFlags, PodStatus};
+use crate::status_client::{
+    BlockedKey, BlockedKeys, BusyRule, Decisions, HotKey, PodFlags, PodStatus,
+};
 
 pub const NOTES: &str = "\
 Exit status: 0 all is well, 1 there is a problem (the last load of the rules was refused, or there
@@ -79,6 +81,7 @@ fn table(pod: &PodStatus, painter: Painter) -> String {
     text.push_str(&busiest(&pod.rules_busiest, painter));
     text.push_str(&keys("most requested", &pod.hot_keys.requested, painter));
     text.push_str(&keys("most denied", &pod.hot_keys.denied, painter));
+    text.push_str(&blocked(&pod.blocked, painter));
     let _ = writeln!(text, "{}", painter.paint(Style::Strong, "counts"));
     for (name, count) in pod.counts.iter().filter(|(_, count)| **count > 0) {
         let _ = writeln!(text, "  {count:>12}  {}", Safe(name.replace('_', " ")));
@@ -139,6 +142,19 @@ fn keys(heading: &str, keys: &[HotKey], painter: Painter) -> String {
     text
 }
 
+fn blocked(blocked: &BlockedKeys, painter: Painter) -> String {
+    let mut text = String::new();
+    if blocked.count > 0 {
+        let heading = format!("{:>12}           keys blocked by order", blocked.count);
+        let _ = writeln!(text, "{}", painter.paint(Style::Strong, heading));
+    }
+    for BlockedKey { key, seconds, by } in blocked.keys.iter().take(SHOWN_MAX) {
+        let by = if by.is_empty() { String::new() } else { format!(", by {by}") };
+        let _ = writeln!(text, "{seconds:>12.0} s         {}{}", Safe(key), Safe(by));
+    }
+    text
+}
+
 /// Formats a key by its values, if they may be shown, or else its hash; and its rule.
 pub fn key(hot: &HotKey) -> String {
     let name = safe::line(hot.values.as_deref().unwrap_or(&hot.key));
@@ -185,6 +201,7 @@ mod tests {
             "decisions": {"by_how": {evil: 1}}, "counts": {evil: 1},
             "rules_busiest": [{"rule": evil}], "hot_keys": {"requested": hot, "denied": hot},
             "shards": [{"breaker": evil, "hot_key": hot[0], "last_failure": evil}],
+            "blocked": {"count": 1, "keys": [{"key": evil, "by": evil}]},
         }));
         let text = table(&pod, Painter::OFF);
         assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
@@ -200,6 +217,7 @@ mod tests {
                 "p50_us": 12, "p99_us": 90.4},
             "rules_busiest": [{"rule": "shop.user", "ok": 10, "over_limit": 3, "shadow": 2}],
             "hot_keys": {"requested": hot, "denied": []},
+            "blocked": {"count": 7, "keys": [{"key": "abc", "seconds": 90.4, "by": "alice@ops"}]},
         }));
         let text = table(&pod, Painter::OFF);
         for line in [
@@ -207,6 +225,8 @@ mod tests {
             "            by how: local 14",
             "          10            3  shop.user (2 in shadow)",
             "           5   12.5 %  hash (shop.user)",
+            "           7           keys blocked by order",
+            "          90 s         abc, by alice@ops",
         ] {
             assert!(text.lines().any(|it| it == line), "{line} in\n{text}");
         }

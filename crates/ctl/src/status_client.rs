@@ -48,6 +48,7 @@ pub struct PodStatus {
     /// Busiest rules first.
     pub rules_busiest: Vec<BusyRule>,
     pub hot_keys: HotKeys,
+    pub blocked: BlockedKeys,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -99,6 +100,24 @@ pub struct BusyRule {
     pub ok: u64,
     pub over_limit: u64,
     pub shadow: u64,
+}
+
+/// The keys that are blocked by order.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct BlockedKeys {
+    pub count: usize,
+    /// The first of them.
+    pub keys: Vec<BlockedKey>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct BlockedKey {
+    /// The key's hash.
+    pub key: String,
+    pub seconds: f64,
+    pub by: String,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -189,6 +208,7 @@ impl PodStatus {
             decisions: part(status, "decisions"),
             rules_busiest: part(status, "rules_busiest"),
             hot_keys: part(status, "hot_keys"),
+            blocked: part(status, "blocked"),
         }
     }
 

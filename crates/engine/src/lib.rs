@@ -34,7 +34,8 @@
 //! and [`sketch`] count. [`secret`] is text that is never shown, and [`span_context`]
 //! the tracing span that a thread works for. [`ask`] is a request to the store and its reply,
 //! [`algorithm`] the arithmetic, and [`store`] the owner of the counts, in memory or in Redis.
-//! [`order`] is what an operator orders for one key. [`verdict`] is the answer, [`buffer`] the
+//! [`order`] is what an operator orders for one key, and [`pod`] what a pod says of itself to
+//! operators. [`verdict`] is the answer, [`buffer`] the
 //! local tokens, [`lease`] the lease client that asks the store, and [`limiter`] decides.
 
 #![forbid(unsafe_code)]
@@ -49,6 +50,7 @@ pub mod latency;
 pub mod lease;
 pub mod limiter;
 pub mod order;
+pub mod pod;
 pub mod rng;
 pub mod secret;
 pub mod sketch;

@@ -13,6 +13,7 @@ pub mod owners;
 mod pod_counts;
 mod resolve;
 pub mod starts;
+mod slots_since;
 mod transaction;
 
 use std::collections::VecDeque;
@@ -39,6 +40,8 @@ use crate::limiter::orders::Orders;
 use crate::limiter::owners::{Owner, Owners};
 use crate::limiter::pod_counts::PodCounts;
 use crate::limiter::starts::Starts;
+use crate::limiter::slots_since::SlotsSince;
+use crate::pod::PodRecord;
 use crate::store::{Ask, Purpose, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::{AppliedLimit, Modes, Verdict};
@@ -79,6 +82,9 @@ struct Shared {
     /// Wakes it.
     held: Notify,
     orders: Orders,
+    slots_since: SlotsSince,
+    /// What the pod says of itself, but for what changes with each look.
+    record: Mutex<PodRecord>,
     lease_client: LeaseClient,
     failure_modes: FailureModes,
     clock: Clock,
@@ -119,6 +125,8 @@ impl Limiter {
                 looks_at_starts: AtomicBool::new(false),
                 held: Notify::new(),
                 orders: Orders::default(),
+                slots_since: SlotsSince::default(),
+                record: Mutex::new(PodRecord::new(options.pod, &options.name, &options.hasher)),
                 lease_client,
                 failure_modes: FailureModes::new(clock, options.unix_start, options.pod),
                 clock,
@@ -626,6 +634,8 @@ pub struct Options {
     pub pod: u64,
     /// How long after the last connection of an Envoy was closed by it what it has started is released.
     pub start_grace: Duration,
+    /// A name of this pod that operators recognise, such as that of the host.
+    pub name: Box<str>,
     /// Number of pods in each domain until the store says how many there are; values below 1 count
     /// as 1.
     pub pods_expected: u32,
@@ -658,6 +668,7 @@ impl Default for Options {
             buffer_bytes_max: 64 << 20,
             pod: 0,
             start_grace: START_GRACE,
+            name: Box::default(),
             pods_expected: PODS_EXPECTED,
             hasher: KeyHasher::new(""),
             modes: Modes::default(),

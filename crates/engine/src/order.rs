@@ -1,10 +1,16 @@
 //! Orders of an operator for single keys on all pods: plain values that the limiter follows and the
 //! stores transfer.
 
+pub mod place;
+
 use std::time::Duration;
 
 use ratelease_rules::alters_display;
 use ratelease_rules::key::Key;
+
+use crate::pod::PodRecord;
+
+pub use self::place::Place;
 
 /// An order for one key: what to do, who gave it, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,9 +62,31 @@ pub enum Ordered {
     Blocked(Vec<Blocked>),
 }
 
-/// Receives what a store says, with the store's number among several. It must be short and must not
-/// block.
-pub type Follow<'a> = &'a (dyn Fn(usize, Ordered) + Send + Sync);
+/// The orders of one store, as a tool reads them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreOrders {
+    /// The name of the store.
+    pub store: String,
+    /// The place of the last order.
+    pub last: Place,
+    /// The keys that are blocked.
+    pub blocked: Vec<Blocked>,
+}
+
+/// Follows the orders of stores.
+pub trait Follower: Send + Sync {
+    /// Receives what the store of this number among several says. It must be short and must not
+    /// block.
+    fn hear(&self, store: usize, ordered: Ordered);
+
+    /// What the follower says of itself in the store; `None` if it is no pod.
+    fn record(&self) -> Option<PodRecord> {
+        None
+    }
+}
+
+/// A follower that a store calls.
+pub type Follow<'a> = &'a dyn Follower;
 
 /// The largest number of orders of one store that have not ended.
 pub const ORDERS_MAX: usize = 256;
@@ -72,6 +100,14 @@ pub const RESET_LASTS: Duration = Duration::from_secs(60);
 
 /// The largest text that says who gave an order, in bytes: a user and the name of a host.
 pub const BY_BYTES_MAX: usize = 128;
+
+// === impl Follower for a closure, which is no pod ===
+
+impl<F: Fn(usize, Ordered) + Send + Sync> Follower for F {
+    fn hear(&self, store: usize, ordered: Ordered) {
+        self(store, ordered);
+    }
+}
 
 // === impl Order ===
 

@@ -13,8 +13,10 @@ use std::time::Duration;
 use ratelease_rules::key::{Key, POOLS_FROM};
 use ratelease_rules::{DEFAULT_STORE, POOLS_MAX};
 
+use crate::algorithm::concurrency::Holder;
 use crate::counter::Count;
-use crate::order::{Follow, Order};
+use crate::order::{Follow, Order, StoreOrders};
+use crate::pod::PodRecord;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{RedisSettings, RedisStore};
 use crate::store::stores::{NamedStore, Stores};
@@ -124,6 +126,26 @@ pub trait Store: Send + Sync + 'static {
         Box::pin(std::future::pending())
     }
 
+    /// Reads the orders of the store that counts `ask`, or of every store.
+    fn read_orders<'a>(&'a self, _ask: Option<&'a Ask>) -> OrdersFuture<'a> {
+        Box::pin(std::future::ready(Err(StoreError::Refused(NO_ORDERS.to_owned()))))
+    }
+
+    /// The numbers of the live pods, at most [`PODS_MAX`].
+    fn pods(&self) -> PodsFuture<'_> {
+        Box::pin(std::future::ready(Err(StoreError::Refused(NO_ORDERS.to_owned()))))
+    }
+
+    /// What the pod of this number says of itself where `ask` is counted; `None` if it says nothing.
+    fn read_pod<'a>(&'a self, _ask: &'a Ask, _pod: u64) -> PodFuture<'a> {
+        Box::pin(std::future::ready(Err(StoreError::Refused(NO_ORDERS.to_owned()))))
+    }
+
+    /// The pods that hold slots of the count that `ask` names.
+    fn holders<'a>(&'a self, _ask: &'a Ask) -> HoldersFuture<'a> {
+        Box::pin(std::future::ready(Err(StoreError::Refused(NO_ORDERS.to_owned()))))
+    }
+
     /// Event counters since the store was made; each only grows. Empty where nothing can happen.
     fn counts(&self) -> Vec<Count> {
         Vec::new()
@@ -153,6 +175,21 @@ const NO_ORDERS: &str = "its counts are of one process, which follows no orders"
 
 /// What [`Store::order`] and [`Store::clear`] return.
 pub type OrderFuture<'a> = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send + 'a>>;
+
+/// What [`Store::read_orders`] returns: the orders of each store.
+pub type OrdersFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<Vec<StoreOrders>, StoreError>> + Send + 'a>>;
+
+/// What [`Store::pods`] returns.
+pub type PodsFuture<'a> = Pin<Box<dyn Future<Output = Result<Vec<u64>, StoreError>> + Send + 'a>>;
+
+/// What [`Store::read_pod`] returns.
+pub type PodFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<Option<PodRecord>, StoreError>> + Send + 'a>>;
+
+/// What [`Store::holders`] returns.
+pub type HoldersFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<Vec<Holder>, StoreError>> + Send + 'a>>;
 
 /// What [`Store::ready`] returns.
 pub type ReadyFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;

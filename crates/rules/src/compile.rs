@@ -13,6 +13,7 @@ use foldhash::fast::RandomState;
 use serde_json::Map;
 
 use crate::fault::{Fault, Faults, Findings, Place, excerpt};
+use crate::fingerprint::Fingerprint;
 use crate::memory::{ARC, Memory, MemoryUse, boxed, table_bytes};
 use crate::node::{self, Document, decode};
 use crate::options::{Descriptor, File, LimitOptions, RateLimit, read_file};
@@ -179,7 +180,8 @@ impl Domain {
         let Self { branch, mut rules, store, .. } = self;
         rules.sort_unstable_by(|a, b| a.path.cmp(&b.path));
         memory.shrink(&mut rules);
-        DomainRules { branch: branch.finish(memory), rules, store }
+        let fingerprint = Fingerprint::default();
+        DomainRules { branch: branch.finish(memory), rules, store, fingerprint }
     }
 }
 

@@ -136,6 +136,24 @@ impl KeyHasher {
         Some(HoldId { request: self.request_id(id.value), descriptor: hasher.finish() })
     }
 
+    /// Returns the fingerprint of the secret: the same for two hashers of the same secret, whatever
+    /// secret either replaces. The secret can be found from it only by trying, as from a key.
+    pub fn fingerprint(&self) -> u64 {
+        let mut encoding = Encoding::new(&self.secret);
+        encoding.part(b'f', "");
+        Key::of(&encoding).bits()
+    }
+
+    /// Returns a fingerprint of the keys that are made in `domain` by rules of this
+    /// [`fingerprint`](crate::Rules::fingerprint): of 32 bits, since a pod lists one for each domain.
+    #[allow(clippy::cast_possible_truncation, reason = "any bits are as good as others")]
+    pub fn fingerprint_in(&self, domain: &str, rules: u64) -> u32 {
+        let mut encoding = Encoding::new(&self.secret);
+        encoding.part(b'g', domain);
+        encoding.write(&rules.to_le_bytes());
+        Key::of(&encoding).bits() as u32
+    }
+
     /// Returns the key under which a pod counts requests for which it has no room to keep separate
     /// keys. It never equals the key of a descriptor, whose encoding begins differently.
     pub fn overflow_key(&self, scope: OverflowScope<'_>, identity: u64) -> Key {
@@ -525,6 +543,24 @@ mod tests {
         assert_eq!(ids[0], of("d", &[("user", "a"), ("id", "1")], 1));
         assert_eq!(of("d", &[("id", "")], 0), None);
         assert_eq!(of("d", &[("id", "1")], 1), None);
+    }
+
+    #[test]
+    fn fingerprints_are_of_the_secret_the_domain_and_the_rules() {
+        let hasher = KeyHasher::new("s");
+        let own = [hasher.fingerprint(), KeyHasher::new("").fingerprint()];
+        assert_ne!(own[0], own[1]);
+        assert_eq!(hasher.clone().replacing("t").fingerprint(), own[0]);
+        // Pods and tools of two releases agree.
+        assert_eq!(own[1], 14_892_334_707_484_577_656);
+        let others = [("d", 1), ("d", 2), ("e", 1), ("", 1)];
+        let in_domains: HashSet<_> = others
+            .iter()
+            .flat_map(|(domain, rules)| {
+                [&hasher, &KeyHasher::new("")].map(|it| it.fingerprint_in(domain, *rules))
+            })
+            .collect();
+        assert_eq!(in_domains.len(), 2 * others.len());
     }
 
     #[test]

@@ -17,7 +17,7 @@
 //! `memory` counts what a load allocates, and `parts` compiles what has changed of a set. `options`
 //! is the table of everything that a rule file may say, and reads its maps; `takes` are the kinds
 //! of values. `limit` and `store` are the parts of a `rule`; [`request`] is what is matched against
-//! `rules`, and [`key`] names a count. `node` and `reader` read a rule file, `compile` compiles it,
+//! `rules`, and [`key`] names a count; `fingerprint` tells whether two programs name them alike. `node` and `reader` read a rule file, `compile` compiles it,
 //! and `directory` finds the files. [`schema()`] describes them. [`yaml`] reads other YAML files
 //! with the same parser. `names` makes enums whose values have names.
 
@@ -26,6 +26,7 @@
 mod compile;
 mod directory;
 mod fault;
+mod fingerprint;
 pub mod key;
 mod limit;
 mod memory;

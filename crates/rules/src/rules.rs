@@ -6,6 +6,7 @@ use std::sync::Arc;
 use memchr::memchr_iter;
 use smallvec::SmallVec;
 
+use crate::fingerprint::Fingerprint;
 use crate::limit::Limit;
 use crate::memory::Memory;
 use crate::request::{Descriptor, Entry};
@@ -36,6 +37,7 @@ pub(crate) struct DomainRules {
     pub(crate) rules: Vec<Arc<Rule>>,
     /// The store of every limit of the domain that names none, and of overrides.
     pub(crate) store: StoreId,
+    pub(crate) fingerprint: Fingerprint,
 }
 
 /// The result of looking up one descriptor.
@@ -110,6 +112,15 @@ impl Rules {
     #[inline]
     pub fn candidate_of(&self, domain: &str) -> Option<&str> {
         self.candidates.as_ref()?.get(domain).map(AsRef::as_ref)
+    }
+
+    pub(crate) fn domain(&self, name: &str) -> Option<&DomainRules> {
+        self.domains.get(name).map(AsRef::as_ref)
+    }
+
+    /// Whether the month of an override is one of the calendar.
+    pub(crate) fn has_calendar_months(&self) -> bool {
+        self.calendar_months
     }
 
     /// Returns the names of the stores that the rules may name.
@@ -340,8 +351,13 @@ impl Branch {
         self.node(self.choose(entry)?)
     }
 
+    /// Returns the nodes as index, key and value, in no order.
+    pub(crate) fn written(&self) -> impl Iterator<Item = (u32, &str, &str)> {
+        self.keys.iter().flat_map(|(key, key_nodes)| key_nodes.nodes(key))
+    }
+
     #[inline]
-    fn node(&self, index: u32) -> Option<&Node> {
+    pub(crate) fn node(&self, index: u32) -> Option<&Node> {
         self.nodes.get(index as usize)
     }
 
@@ -554,8 +570,7 @@ impl Branch {
     /// Adds the patterns of this level, whose path is `path`, and of the levels below. The
     /// recursion is at most as deep as a file.
     pub(crate) fn patterns(&self, path: &str, found: &mut Vec<(String, Vec<String>)>) {
-        let texts = self.keys.iter().flat_map(|(key, key_nodes)| key_nodes.nodes(key));
-        let mut texts: Vec<(u32, &str, &str)> = texts.collect();
+        let mut texts: Vec<(u32, &str, &str)> = self.written().collect();
         texts.sort_unstable();
         let is_pattern =
             |(_, key, value): &&(u32, &str, &str)| (*key).contains('*') || value.contains('*');

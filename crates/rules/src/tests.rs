@@ -9,6 +9,7 @@ use crate::request::Entry;
 mod beyond;
 mod faults;
 mod fields;
+mod fingerprint;
 mod holds;
 mod hostile;
 mod lookup;

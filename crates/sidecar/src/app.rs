@@ -627,12 +627,14 @@ impl ProcessStats {
         let meters = stats.meters.clone();
         let asked = self.limiter.clone();
         let tallied = self.limiter.clone();
+        let blocks = self.limiter.clone();
         let status = Status {
             start,
             published: Arc::clone(&self.published),
             xds: self.xds.clone(),
             store,
             shards: Arc::new(move || asked.shards()),
+            blocked: Arc::new(move || blocks.blocked()),
             counts: Arc::new(move || self.counts()),
             stats: Arc::new(stats),
             history: History::default(),

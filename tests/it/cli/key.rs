@@ -1,9 +1,17 @@
-//! `ratectl key` on a real Redis.
+//! `ratectl key` on a real Redis, and with real pods.
 
+use std::path::Path;
+use std::time::Duration;
+
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::{Heartbeat, Store};
 use serde_json::Value;
 
-use super::{files, run_in};
+use super::{Ran, files, run_in};
+use crate::support::ratelease::Ratelease;
+use crate::support::raw_grpc::{Connection, request_of_entry};
 use crate::support::redis::Single;
+use crate::support::wait_for;
 
 const RULES: &str = "
 domain: shop
@@ -27,7 +35,7 @@ fn a_key_is_shown_blocked_freed_and_reset() {
     let state = &shown["keys"][0]["key"];
     assert_eq!((&state["left"], &state["of"]), (&Value::from(5), &Value::from(5)));
     assert_eq!(state["blocked_seconds"], Value::Null);
-    assert!(state["note"].as_str().unwrap().starts_with("nothing is counted under this key"));
+    assert!(state["note"].as_str().unwrap().contains("0 pods hold tokens of it"), "{state}");
     let name = format!("rl:{{{}}}", state["hash"].as_str().unwrap());
 
     let ran = key(&["block", "--for", "10m"], "user=alice");
@@ -49,32 +57,25 @@ fn a_key_is_shown_blocked_freed_and_reset() {
 }
 
 #[test]
-fn a_key_without_a_count_is_shown_with_what_that_may_mean() {
+fn a_key_without_a_count_is_shown_as_such() {
     let single = Single::start();
     let dir = files(&[("rules/shop.yaml", RULES)]);
     let redis = format!("127.0.0.1:{}", single.server.port());
-    let show = |secret: &str, more: &[&str]| {
+    let show = |more: &[&str]| {
         let common = ["key", "show", "--rules", "rules", "--domain", "shop", "--redis-url", &redis];
-        let args = [&common, more, &["user=alice"]].concat();
-        run_in(dir.path(), &args, &[("KEY_SECRET", secret)])
+        run_in(dir.path(), &[&common, more, &["user=alice"]].concat(), &[])
     };
-    let hash = show("fleet", &["--json"]).ended(0).json()["keys"][0]["key"]["hash"].clone();
+    let ran = show(&[]);
+    assert!(ran.out.contains("s\n           nothing is counted"), "{}", ran.out);
+    assert!(ran.out.contains("pods     none is registered: none is connected"), "{}", ran.out);
+    let hash = show(&["--json"]).ended(0).json()["keys"][0]["key"]["hash"].clone();
     let name = format!("rl:{{{}}}", hash.as_str().unwrap());
     let year = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() / (365 * 86_400);
     single.server.command::<String>(&["SET", &name, &format!("{year}{:010}", 2)]);
-    let ran = show("fleet", &[]);
+    let ran = show(&[]);
     assert!(ran.out.contains("3 of 5 left"), "{}", ran.out);
     assert!(!ran.out.contains("nothing is counted"), "{}", ran.out);
-    for (secret, note) in [
-        ("other", "was not used lately, or the pods have another KEY_SECRET, CACHE_KEY_PREFIX"),
-        ("", "KEY_SECRET is not set: pods that have one count under another key"),
-    ] {
-        let ran = show(secret, &[]);
-        assert!(ran.out.contains("5 of 5 left") && ran.out.contains(note), "{}", ran.out);
-        let state = &show(secret, &["--json"]).ended(0).json()["keys"][0]["key"];
-        assert!(state["note"].as_str().unwrap().contains(note), "{state}");
-    }
-    let state = &show("fleet", &["--json"]).ended(0).json()["keys"][0]["key"];
+    let state = &show(&["--json"]).ended(0).json()["keys"][0]["key"];
     assert_eq!((&state["left"], &state["note"]), (&Value::from(3), &Value::Null));
 }
 
@@ -131,4 +132,203 @@ fn what_cannot_be_done_says_why_and_what_to_set() {
     assert!(ran.ended(2).out.contains("now      unknown: "), "{}", ran.out);
     let ran = key(&["show"], &["--redis-url", &redis, "free=x"]);
     assert!(ran.ended(1).out.contains("no rule limits it"), "{}", ran.out);
+}
+
+/// Starts a pod with the rules of a directory and this secret on a Redis, and waits until it is
+/// registered.
+async fn pod(rules: &Path, redis: &Single, secret: &str) -> Ratelease {
+    let url = format!("127.0.0.1:{}", redis.server.port());
+    let env = [("REDIS_TYPE", "single"), ("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &url)];
+    let before = registered(redis).len();
+    let pod = Ratelease::start(rules, &[], &[&env[..], &[("KEY_SECRET", secret)]].concat()).await;
+    wait_for("the pod is registered", Duration::from_secs(10), || {
+        (registered(redis).len() > before).then_some(())
+    });
+    pod
+}
+
+/// The records of pods that have rules.
+fn registered(redis: &Single) -> Vec<String> {
+    let names = redis.server.keys().into_iter().filter(|name| name.starts_with("rl:pod:"));
+    // One may have lapsed since.
+    let records = names.filter_map(|name| redis.server.try_command(&["GET", &name]).ok());
+    records.filter(|record: &String| record.contains(" keys=")).collect()
+}
+
+/// Runs `ratectl key` for the domain `shop` with these rules.
+fn key(dir: &Path, redis: &Single, secret: &str, rules: &str, args: &[&str]) -> Ran {
+    let url = format!("127.0.0.1:{}", redis.server.port());
+    let common = ["--rules", rules, "--redis-url", &url];
+    let env = [("KEY_SECRET", secret), ("USER", "alice")];
+    run_in(dir, &[&["key"], args, &common].concat(), &env)
+}
+
+const BLOCK: [&str; 6] = ["block", "--for", "1h", "--domain", "shop", "user=mallory"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_for_a_key_that_no_pod_makes_is_refused() {
+    let others = RULES.replace("unit: year", "unit: day");
+    let amounts = RULES.replace("requests_per_unit: 5", "requests_per_unit: 500");
+    let dir = files(&[
+        ("rules/shop.yaml", RULES),
+        ("others/shop.yaml", &others),
+        ("amounts/shop.yaml", &amounts),
+    ]);
+    let redis = Single::start();
+    let _pods = [
+        pod(&dir.path().join("rules"), &redis, "fleet").await,
+        pod(&dir.path().join("rules"), &redis, "fleet").await,
+    ];
+    let run = |secret, rules, args: &[&str]| key(dir.path(), &redis, secret, rules, args);
+    for (secret, rules, says) in [
+        ("", "rules", "a KEY_SECRET is set at 2 pods ("),
+        ("other", "rules", "another KEY_SECRET is set at 2 pods ("),
+        ("fleet", "others", ") with other rules of the domain 'shop' than others has, or none"),
+    ] {
+        for args in [&BLOCK[..], &["show", "--domain", "shop", "user=mallory"]] {
+            let ran = run(secret, rules, args);
+            assert!(ran.ended(2).err.contains(says), "{}", ran.err);
+            assert!(ran.err.contains("nothing was done"), "{}", ran.err);
+        }
+    }
+    assert_eq!(redis.server.command::<i64>(&["EXISTS", "rl:orders"]), 0);
+    let ran = run("fleet", "amounts", &BLOCK);
+    assert!(ran.ended(0).out.contains("pods     2 of 2 have confirmed it"), "{}", ran.out);
+    // Nothing of the secret is in the records.
+    let records = registered(&redis);
+    assert!(records.iter().all(|record| !record.contains("fleet")), "{records:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_are_confirmed_and_listed_with_who_gave_them() {
+    let dir = files(&[("rules/shop.yaml", RULES)]);
+    let redis = Single::start();
+    let pods = [
+        pod(&dir.path().join("rules"), &redis, "fleet").await,
+        pod(&dir.path().join("rules"), &redis, "fleet").await,
+    ];
+    let run = |args: &[&str]| key(dir.path(), &redis, "fleet", "rules", args);
+    assert_eq!(run(&["list"]).ended(0).out, "no key is blocked\n");
+    let ran = run(&BLOCK);
+    assert!(ran.ended(0).out.contains("2 of 2 have confirmed it"), "{}", ran.out);
+    let by_default = format!("by alice@{}, at 20", hostname());
+    assert!(ran.out.contains(&by_default), "{by_default} in {}", ran.out);
+    let ran =
+        run(&["block", "--for", "2h", "--by", "ops: ticket 7", "--domain", "shop", "user=eve"]);
+    assert!(ran.ended(0).out.contains(", by ops: ticket 7, at 20"), "{}", ran.out);
+
+    let listed = run(&["list", "--json"]).ended(0).json();
+    let by = |at: usize| listed["blocked"][at]["blocked_by"].as_str().unwrap();
+    assert_eq!([by(0), by(1)], [&format!("alice@{}", hostname()), "ops: ticket 7"]);
+    let ran = run(&["list"]);
+    assert!(ran.ended(0).out.starts_with("2 keys are blocked\n  "), "{}", ran.out);
+    assert!(ran.out.contains(", by ops: ticket 7\n"), "{}", ran.out);
+    let hash = listed["blocked"][1]["hash"].as_str().unwrap();
+    assert!(ran.out.contains(hash), "{hash} in {}", ran.out);
+    let shown = run(&["show", "--json", "--domain", "shop", "user=eve"]).ended(0).json();
+    let state = &shown["keys"][0]["key"];
+    assert_eq!((&state["hash"], &state["blocked_by"]), (&hash.into(), &"ops: ticket 7".into()));
+    for pod in &pods {
+        let line = pod.logs("a key is blocked by order").await;
+        assert!(line.contains("by="), "{line}");
+        pod.logs("ops: ticket 7").await;
+    }
+
+    // One that is stopped cannot confirm.
+    pods[1].process.signal("STOP");
+    let ran = run(&["unblock", "--domain", "shop", "user=eve"]);
+    pods[1].process.signal("CONT");
+    assert!(ran.ended(1).out.contains("1 of 2 have confirmed it"), "{}", ran.out);
+    assert_eq!(run(&["list", "--json"]).ended(0).json()["blocked"].as_array().unwrap().len(), 1);
+}
+
+fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+const SLOTS: &str = "
+domain: shop
+descriptors:
+  - key: stream
+    rate_limit: {algorithm: concurrency, requests_per_unit: 5, hold: {for: 5m}}
+";
+
+/// Whether a pod lets a request of this id begin.
+async fn begins(connection: &Connection, id: &str) -> bool {
+    let reply = connection.call(&request_of_entry("shop", "stream", id)).await;
+    !reply.is_over_limit().expect("a verdict")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_are_shown_by_pod_and_for_how_long() {
+    let dir = files(&[("rules/shop.yaml", SLOTS)]);
+    let redis = Single::start();
+    let rules = dir.path().join("rules");
+    let pods = [pod(&rules, &redis, "fleet").await, pod(&rules, &redis, "fleet").await];
+    for (pod, ids) in [(0, &["a", "b"][..]), (1, &["c"])] {
+        let connection = Connection::open(pods[pod].grpc).await;
+        for id in ids {
+            assert!(begins(&connection, id).await);
+        }
+    }
+    let run = |args: &[&str]| {
+        let common = ["--domain", "shop", "stream=any"];
+        key(dir.path(), &redis, "fleet", "rules", &[args, &common].concat())
+    };
+    let shown = wait_for("both pods say since when", Duration::from_secs(20), || {
+        let state = run(&["show", "--json"]).ended(0).json()["keys"][0]["key"].clone();
+        let slots = state["slots"].as_array().unwrap();
+        let is_known = slots.len() == 2 && slots.iter().all(|it| !it["held_seconds"].is_null());
+        is_known.then_some(state)
+    });
+    assert_eq!((&shown["left"], &shown["of"]), (&2.into(), &5.into()));
+    for (at, slots) in [(0, 2), (1, 1)] {
+        let one = &shown["slots"][at];
+        assert_eq!((&one["slots"], &one["name"]), (&slots.into(), &hostname().into()));
+    }
+    let ran = run(&["show"]);
+    let line = format!("slots    2 of {}, for about ", hostname());
+    assert!(ran.ended(0).out.contains(&line), "{line} in {}", ran.out);
+}
+
+/// Whichever pods free slots at a reset, and whichever state them again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_of_slots_says_how_many_are_free() {
+    let dir = files(&[("rules/shop.yaml", SLOTS)]);
+    let redis = Single::start();
+    let pod = pod(&dir.path().join("rules"), &redis, "fleet").await;
+    let connection = Connection::open(pod.grpc).await;
+    for id in ["a", "b", "c", "d", "e"] {
+        assert!(begins(&connection, id).await);
+    }
+    assert!(!begins(&connection, "f").await, "all are in use");
+    let args = ["reset", "--json", "--domain", "shop", "stream=any"];
+    let ran = key(dir.path(), &redis, "fleet", "rules", &args);
+    let state = ran.ended(0).json()["keys"][0]["key"].clone();
+    assert_eq!(state["pods"]["confirmed"], 1);
+    let left = state["left"].as_u64().expect("a number");
+    let mut began = 0;
+    for id in ["g", "h", "i", "j", "k"] {
+        began += u64::from(begins(&connection, id).await);
+    }
+    assert_eq!(began, left, "{state}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_of_an_older_version_are_noted_and_the_order_is_given() {
+    let dir = files(&[("rules/shop.yaml", RULES)]);
+    let redis = Single::start();
+    let store = RedisStore::spawn(redis.config(), "");
+    let lasts = Duration::from_secs(60);
+    store.beat(Heartbeat { pod: 1, lasts, leaves: false, domain: None }).await.unwrap();
+    // One that has ended without a word.
+    let lapsed = Duration::from_millis(1);
+    store.beat(Heartbeat { pod: 2, lasts: lapsed, leaves: false, domain: None }).await.unwrap();
+    let older = "1 pod of an older version, or not connected: not known";
+    let ran = key(dir.path(), &redis, "any", "rules", &BLOCK);
+    assert!(ran.ended(0).out.contains(&format!("pods     {older}")), "{}", ran.out);
+    let _pod = pod(&dir.path().join("rules"), &redis, "any").await;
+    let ran = key(dir.path(), &redis, "any", "rules", &BLOCK);
+    let both = format!("pods     1 of 1 have confirmed it\n           {older}\n");
+    assert!(ran.ended(0).out.contains(&both), "{}", ran.out);
 }

@@ -1,6 +1,7 @@
 //! The content of the page, its appearance, and the actions forbidden to it.
 
 use std::fs;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
@@ -8,8 +9,11 @@ use super::{HOSTILE, VALUE, ask, shop};
 use crate::support::chromium::{Browser, View};
 use crate::support::files::put;
 use crate::support::proxy::{Fault, Proxy};
-use crate::support::ratelease::Ratelease;
+use crate::support::ratectl::ratectl;
+use crate::support::ratelease::{Ratelease, inherited};
 use crate::support::readable::{CONTRAST_MIN, LEAST_CONTRAST, OVERFLOW};
+use crate::support::redis::Single;
+use crate::support::shop::Shop;
 
 const WIDE: u32 = 1200;
 /// The narrowest width that WCAG 2.1 requires (1.4.10).
@@ -92,6 +96,38 @@ async fn the_page_shows_what_status_says_and_every_name_as_text() {
     assert!(others.iter().all(|url| url.starts_with("data:")), "{others:?}");
     browser.close().await;
     assert_eq!(pod.stop().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_that_are_blocked_by_order_are_listed_with_who_blocked_them() {
+    let program = ratectl(); // it may have to be built
+    let redis = Single::start();
+    let url = format!("127.0.0.1:{}", redis.server.port());
+    let env = [("REDIS_TYPE", "single"), ("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &*url)];
+    let rules = "domain: test\ndescriptors: [{key: user, rate_limit: {unit: year, \
+                 requests_per_unit: 9}}]";
+    let mut shop = Shop::open(rules, &[&env[..], &[("HOT_KEYS_SAMPLE", "1")]].concat()).await;
+    ask(&mut shop, 1, &[("user", "bob")]).await;
+    let mut browser = opened(&shop.pod, "light").await;
+    let is_hidden = "document.getElementById('blocked-keys').hidden";
+    browser.until(is_hidden, &true.into()).await;
+    let mut command = Command::new(program);
+    command.args(["key", "block", "--for", "1h", "--by", HOSTILE, "--domain", "test", "user=eve"]);
+    command.arg("--rules").arg(shop.rules()).env_clear().envs(inherited()).env("REDIS_URL", &url);
+    let ran = command.output().expect("it runs");
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    ask(&mut shop, 1, &[("user", "eve")]).await;
+
+    browser.until(is_hidden, &false.into()).await;
+    let blocked = shop.pod.status()["blocked"].clone();
+    let listed = "[...document.querySelectorAll('#blocked tr')]\
+                  .map((row) => [row.cells[0].textContent, row.cells[2].textContent])";
+    assert_eq!(browser.evaluate(listed).await, json!([[blocked["keys"][0]["key"], HOSTILE]]));
+    let tagged = "document.querySelector('#most-denied .tag')?.textContent ?? ''";
+    browser.until(tagged, &"blocked by order".into()).await;
+    assert_eq!(browser.complaints(), Vec::<&Value>::new());
+    browser.close().await;
+    assert_eq!(shop.pod.stop().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

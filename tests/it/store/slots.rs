@@ -1,6 +1,6 @@
 //! The contract of a count of slots, and what such a key is in Redis.
 
-use ratelease_engine::algorithm::concurrency::{RETRY_AFTER, SLOTS_TTL};
+use ratelease_engine::algorithm::concurrency::{Holder, RETRY_AFTER, SLOTS_TTL};
 use ratelease_engine::store::{Ask, Grant, Return, Slots, Store, StoreError};
 use ratelease_rules::{Algorithm, Limit, Unit};
 
@@ -213,4 +213,28 @@ async fn a_pod_that_holds_slots_costs_eighteen_bytes() {
         println!("a key whose slots {pods} pods hold costs {bytes} bytes");
         assert!(bytes <= most, "{pods}: {bytes}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pods_that_hold_slots_are_read_with_what_they_hold() {
+    let single = Single::start();
+    let store = connected(patient(single.config())).await;
+    let key = look();
+    assert_eq!(store.holders(&key).await.unwrap(), []);
+    for (pod, want) in [(1, 2), (u64::MAX, 4), (3, 1)] {
+        granted(&*store, of_pod(key, pod, 0, want)).await;
+    }
+    let of = |holders: &[Holder]| holders.iter().map(|it| (it.pod, it.slots)).collect::<Vec<_>>();
+    let holders = store.holders(&key).await.unwrap();
+    assert_eq!(of(&holders), [(u64::MAX, 4), (1, 2), (3, 1)]);
+    assert!(holders.iter().all(|it| it.silent < SLOTS_TTL), "{holders:?}");
+    // Two that say nothing more are forgotten.
+    let is_alone = async || {
+        granted(&*store, of_pod(key, 1, 2, 0)).await;
+        of(&store.holders(&key).await.unwrap()) == [(1, 2)]
+    };
+    until(10, "the others are forgotten", is_alone).await;
+    let name = key.counter().in_store("");
+    single.server.command::<()>(&["SET", &name, "mine"]);
+    assert!(store.holders(&key).await.is_err(), "another program's");
 }

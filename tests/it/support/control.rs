@@ -122,6 +122,15 @@ impl Control {
         self.send(method, path, &[("if-match", "*")], body).await
     }
 
+    /// The body of a page, as it is.
+    pub(crate) async fn text(&self, path: &str) -> String {
+        let token = format!("Bearer {}", self.token());
+        let mut client = Client::connect(self.http).await.unwrap();
+        let answer = client.get(path, &[("authorization", &token)]).await.unwrap();
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        answer.body
+    }
+
     /// Imports rule files, as `/v1/import` takes them.
     pub(crate) async fn import(&self, files: &Value) -> Value {
         self.send("POST", "/v1/import", &[("content-type", "application/json")], files).await

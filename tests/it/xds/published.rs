@@ -1,5 +1,6 @@
 //! Rules of the control plane, enforced by real pods.
 
+use std::process::Command;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
@@ -8,14 +9,18 @@ use prost::Message;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{SOON, has_limit, spawn};
+use super::{SOON, has_limit, pod_with, spawn};
 use crate::support::control::Control;
+use crate::support::files::dir_of;
 use crate::support::now;
 use crate::support::papers::Papers;
 use crate::support::proxy::Proxy;
-use crate::support::ratelease::Ratelease;
+use crate::support::ratectl::ratectl;
+use crate::support::ratelease::{Ratelease, inherited};
 use crate::support::raw_grpc::{self, Connection, descriptor};
+use crate::support::redis::Single;
 use crate::support::tls_files::{TlsFiles, text, write};
+use crate::support::xds_server::config;
 
 /// What a pod is told so that it takes rule files.
 const OWN_RULES: (&str, &str) = ("CONFIG_GRPC_XDS_RATELEASE", "true");
@@ -257,4 +262,62 @@ async fn a_pod_needs_a_certificate_and_new_ones_are_taken_up() {
     assert!(nobody.process.exited().is_none(), "it waits for its first rules");
     assert_eq!(known.pod.stop().await, 0);
     assert_eq!(next.pod.stop().await, 0);
+}
+
+/// Runs `ratectl key block` for a user of `shop`, by the rules of a directory.
+fn block(rules: &TempDir, url: &str) -> std::process::Output {
+    let mut command = Command::new(ratectl());
+    command.args(["key", "block", "--for", "1h", "--domain", "shop", "user_id=eve", "--rules"]);
+    command.arg(rules.path()).env_clear().envs(inherited());
+    command.env("KEY_SECRET", "fleet").env("REDIS_URL", url).output().expect("it runs")
+}
+
+/// Waits until a pod has said in Redis by which rules it makes its keys.
+async fn is_registered(pod: &Ratelease, redis: &Single) {
+    let is_registered = async || {
+        let mut names = redis.server.keys().into_iter().filter(|it| it.starts_with("rl:pod:"));
+        names.any(|it| redis.server.command::<String>(&["GET", &it]).contains(" keys="))
+    };
+    pod.process.until("registered", SOON, is_registered).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_pods_are_acted_on_by_the_rules_that_the_control_plane_exports() {
+    let control = Control::start().await;
+    let yaml = std::fs::read_to_string("config/rules/shop.yaml").expect("the demo's rules");
+    let files = json!({"files": [{"name": "shop.yaml", "yaml": yaml}]});
+    control.call("POST", "/v1/import?publish=true", &files).await;
+    control.call("POST", "/v1/rules?publish=true", &rule("shop", "coupon")).await;
+    let redis = Single::start();
+    let url = format!("127.0.0.1:{}", redis.server.port());
+    let env = [
+        ("REDIS_TYPE", "single"),
+        ("REDIS_SOCKET_TYPE", "tcp"),
+        ("REDIS_URL", &*url),
+        ("KEY_SECRET", "fleet"),
+    ];
+    let pod = pods(&control, 1, &env).await.remove(0);
+    is_registered(&pod.pod, &redis).await;
+    let ran = block(&dir_of(&[("shop.yaml", &yaml)]), &url);
+    let why = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(2), "the coupon is missing: {why}");
+    assert!(why.contains("GET /v1/export?domain=shop"), "{why}");
+    let exported = control.text("/v1/export?domain=shop").await;
+    let ran = block(&dir_of(&[("shop.yaml", &exported)]), &url);
+    let out = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success() && out.contains("1 of 1 have confirmed it"), "{out}");
+    assert_eq!(pod.pod.stop().await, 0);
+
+    // Rules in the reference's messages, which have no file.
+    let (server, of_reference, _connection, _dir) =
+        pod_with(vec![config("shop", "shop", &[("user_id", 7)])], &env).await;
+    redis.server.command::<()>(&["FLUSHALL"]);
+    is_registered(&of_reference, &redis).await;
+    let rules = "domain: shop\ndescriptors: [{key: user_id, rate_limit: {unit: year, \
+                 requests_per_unit: 7}}]\n";
+    let ran = block(&dir_of(&[("shop.yaml", rules)]), &url);
+    let out = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success() && out.contains("1 of 1 have confirmed it"), "{out}");
+    assert_eq!(of_reference.stop().await, 0);
+    drop(server);
 }

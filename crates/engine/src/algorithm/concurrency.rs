@@ -80,6 +80,10 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// of its time. A pod that holds no slot is not kept.
 const PODS_MAX: usize = 1_000;
 
+/// The beginning of the text that the script stores, and the bytes of a pod in it.
+const MARK: &[u8] = b"slots1";
+const POD_BYTES: usize = 18;
+
 /// The largest number of slots that a pod states.
 const SLOTS_MAX: u64 = u32::MAX as u64;
 
@@ -104,6 +108,17 @@ struct Pod {
     seen: u64,
 }
 
+/// A pod that holds slots of a key, as an operator sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holder {
+    /// The number of the pod.
+    pub pod: u64,
+    /// The slots that it had at its last ask, in use and idle together.
+    pub slots: u64,
+    /// Time from its last ask to the last ask of any pod.
+    pub silent: Duration,
+}
+
 /// The result of an ask; the script replies with the same fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lent {
@@ -115,6 +130,28 @@ pub struct Lent {
     pub held: u64,
     /// Number of pods that hold any.
     pub pods: u64,
+}
+
+/// Reads the text that the script stores: the pods that are not forgotten, those with the most slots
+/// first. `None` if it is not one. A count that has moved to another name holds nothing here.
+pub fn holders(state: &[u8]) -> Option<Vec<Holder>> {
+    const NUMBERS: usize = 6 + 6;
+    if state.starts_with(b"moved ") {
+        return Some(Vec::new());
+    }
+    let (times, pods) = state.strip_prefix(MARK)?.split_at_checked(NUMBERS)?;
+    let number = |bytes: &[u8]| bytes.iter().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte));
+    let at = number(times.get(6..)?);
+    let (pods, rest) = pods.as_chunks::<POD_BYTES>();
+    rest.is_empty().then_some(())?;
+    let holders = pods.iter().map(|pod| {
+        let (name, slots, seen) = (&pod[..8], &pod[8..12], &pod[12..]);
+        let silent = Duration::from_millis(at.saturating_sub(number(seen)));
+        Holder { pod: number(name), slots: number(slots), silent }
+    });
+    let mut holders: Vec<_> = holders.filter(|it| it.silent < SLOTS_TTL).collect();
+    holders.sort_by_key(|it| (std::cmp::Reverse(it.slots), it.pod));
+    Some(holders)
 }
 
 /// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of

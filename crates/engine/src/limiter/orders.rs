@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ratelease_rules::STORES_MAX;
 use ratelease_rules::key::Key;
+use ratelease_rules::{Rules, STORES_MAX};
 use tracing::{info, warn};
 
 use super::{Charge, Limiter, Shared};
-use crate::order::{Action, Blocked, Note, ORDERS_MAX, Order, Ordered};
+use crate::order::{Action, Blocked, Follower, Note, ORDERS_MAX, Order, Ordered};
+use crate::pod::{self, PodRecord};
 use crate::time::Time;
 
 /// Blocks are kept by key in this many parts, so that cores which look for different keys do not
@@ -187,13 +188,30 @@ fn part_of(key: Key) -> usize {
 impl Limiter {
     /// Follows the orders of operators for single keys; never returns.
     pub async fn run_orders(&self) {
-        let follow = |store: usize, ordered| self.shared.follow_order(store, ordered);
-        self.shared.lease_client.follow_orders(&follow).await;
+        self.shared.lease_client.follow_orders(&*self.shared).await;
+    }
+
+    /// Says in the store by which rules this pod makes its keys, so that a tool can tell whether it
+    /// makes the same. It may take 100 ns for each rule.
+    pub fn register_rules(&self, rules: &Rules) {
+        let domains = pod::fingerprints(rules, &self.shared.options.hasher);
+        self.shared.record.lock().domains = domains;
     }
 
     /// The keys that are blocked by order, those that are blocked for longest first.
     pub fn blocked(&self) -> Vec<Blocked> {
         self.shared.orders.blocked(self.shared.clock.now())
+    }
+}
+
+impl Follower for Shared {
+    fn hear(&self, store: usize, ordered: Ordered) {
+        self.follow_order(store, ordered);
+    }
+
+    fn record(&self) -> Option<PodRecord> {
+        let slots = self.slots_since.longest(self.clock.now());
+        Some(PodRecord { slots, ..self.record.lock().clone() })
     }
 }
 

@@ -13,6 +13,7 @@ mod context;
 mod fault;
 mod following;
 mod orders;
+mod pods;
 mod renames;
 mod settings;
 mod stream;
@@ -33,8 +34,8 @@ use crate::store::redis::context::{LEAST_MAX, StoreContext, count};
 use crate::store::redis::fault::{Elsewhere, Fault, Kind, Next};
 use crate::store::redis::renames::{HOPS_MAX, Renames};
 use crate::store::{
-    Ask, Grant, GrantFuture, Heartbeat, OrderFuture, PODS_MAX, PodCountFuture, ReadyFuture, Store,
-    StoreError,
+    Ask, Grant, GrantFuture, Heartbeat, HoldersFuture, OrderFuture, OrdersFuture, PODS_MAX,
+    PodCountFuture, PodFuture, PodsFuture, ReadyFuture, Store, StoreError,
 };
 
 pub use self::cluster::slot_of;
@@ -211,6 +212,22 @@ impl Store for RedisStore {
 
     fn follow_orders<'a>(&'a self, follow: Follow<'a>) -> ReadyFuture<'a> {
         Box::pin(self.follow(follow))
+    }
+
+    fn read_orders<'a>(&'a self, _ask: Option<&'a Ask>) -> OrdersFuture<'a> {
+        Box::pin(async move { Ok(vec![self.orders().await?]) })
+    }
+
+    fn pods(&self) -> PodsFuture<'_> {
+        Box::pin(self.live_pods())
+    }
+
+    fn read_pod<'a>(&'a self, _ask: &'a Ask, pod: u64) -> PodFuture<'a> {
+        Box::pin(self.record_of(pod))
+    }
+
+    fn holders<'a>(&'a self, ask: &'a Ask) -> HoldersFuture<'a> {
+        Box::pin(self.slots_of(ask))
     }
 
     fn server(&self, shard: usize) -> Option<String> {

@@ -8,10 +8,12 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{DEFAULT_STORE, Limit, STORES_MAX, StoreId};
 
 use super::{
-    Ask, GrantFuture, Heartbeat, OrderFuture, PodCountFuture, ReadyFuture, SHARDS_MAX, Store,
+    Ask, GrantFuture, Heartbeat, HoldersFuture, OrderFuture, OrdersFuture, PodCountFuture,
+    PodFuture, PodsFuture, ReadyFuture, SHARDS_MAX, Store,
 };
 use crate::counter::Count;
-use crate::order::{Follow, Order};
+use crate::order::{Follow, Follower, Order, Ordered, StoreOrders};
+use crate::pod::PodRecord;
 
 /// Sends each ask to the store that its limit names ([`Limit::store`]). Limits by the second that
 /// name none have a store of their own where `REDIS_PERSECOND` is set.
@@ -86,9 +88,30 @@ impl Stores {
         }
     }
 
+    /// The indices of the stores that there are.
+    fn indices(&self) -> impl Iterator<Item = usize> {
+        (0..=self.named.len()).chain(self.per_second.is_some().then_some(PER_SECOND))
+    }
+
     fn all(&self) -> impl Iterator<Item = &Arc<dyn Store>> {
         let named = self.named.iter().map(|named| &named.store);
         std::iter::once(&self.default).chain(&self.per_second).chain(named)
+    }
+}
+
+/// Follows the orders of one of several stores.
+struct OfStore<'a> {
+    number: usize,
+    follow: Follow<'a>,
+}
+
+impl Follower for OfStore<'_> {
+    fn hear(&self, _: usize, ordered: Ordered) {
+        self.follow.hear(self.number, ordered);
+    }
+
+    fn record(&self) -> Option<PodRecord> {
+        self.follow.record()
     }
 }
 
@@ -131,11 +154,36 @@ impl Store for Stores {
     fn follow_orders<'a>(&'a self, follow: Follow<'a>) -> ReadyFuture<'a> {
         Box::pin(async move {
             let each = self.all().enumerate().map(|(number, store)| async move {
-                let follow = move |_: usize, ordered| follow(number, ordered);
-                store.follow_orders(&follow).await;
+                store.follow_orders(&OfStore { number, follow }).await;
             });
             join_all(each).await;
         })
+    }
+
+    fn read_orders<'a>(&'a self, ask: Option<&'a Ask>) -> OrdersFuture<'a> {
+        Box::pin(async move {
+            let mut all = Vec::new();
+            let only = ask.map(|ask| self.index(ask.limit));
+            let stores = self.indices().filter(|index| only.is_none_or(|only| only == *index));
+            for index in stores {
+                let orders = self.at(index).read_orders(ask).await?;
+                let name = |it| StoreOrders { store: self.name(index).to_owned(), ..it };
+                all.extend(orders.into_iter().map(name));
+            }
+            Ok(all)
+        })
+    }
+
+    fn pods(&self) -> PodsFuture<'_> {
+        self.default.pods()
+    }
+
+    fn read_pod<'a>(&'a self, ask: &'a Ask, pod: u64) -> PodFuture<'a> {
+        self.at(self.index(ask.limit)).read_pod(ask, pod)
+    }
+
+    fn holders<'a>(&'a self, ask: &'a Ask) -> HoldersFuture<'a> {
+        self.at(self.index(ask.limit)).holders(ask)
     }
 
     fn counts(&self) -> Vec<Count> {

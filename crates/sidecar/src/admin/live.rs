@@ -52,7 +52,7 @@ const RETRY: &str = "retry: 2000\n\n";
 /// identified by their SHA-256, and listen here; it may load nothing from elsewhere.
 const PAGE: &str = include_str!("live/page.html");
 const POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-/UlzftEsPeg3jmUaL1hnXWXEOX/00FdvNmBhGnhXt5M='; \
+     script-src 'sha256-jxtoG9SUXSVYrGsK+cjmFiohaf++pkiDn1YnR3F2f64='; \
      style-src 'sha256-qn6FUBnNwXc6QuBxBMGOIFW05N1AXKvy44HfxtphStI='; \
      img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
      frame-ancestors 'none'";

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use ratelease_cli::settings::EffectiveSetting;
 use ratelease_engine::lease::{BreakerState, ShardCounters, ShardSnapshot};
+use ratelease_engine::order::Blocked;
 use ratelease_engine::time::Clock;
 use ratelease_engine::{counter as engine, invariant};
 use ratelease_rules::{Allowance, Limit, Rule};
@@ -36,6 +37,8 @@ pub struct Status {
     pub store: String,
     /// The state of each shard that has been asked.
     pub shards: Arc<dyn Fn() -> Vec<ShardSnapshot> + Send + Sync>,
+    /// The keys that are blocked by order, those that are blocked for longest first.
+    pub blocked: Arc<dyn Fn() -> Vec<Blocked> + Send + Sync>,
     /// Event counts since the process began, and present levels; counts of one counter are added
     /// up.
     pub counts: Arc<dyn Fn() -> Vec<Count> + Send + Sync>,
@@ -110,6 +113,7 @@ impl Status {
             "rules_busiest": self.rules_busiest(),
             "hot_keys": self.hot_keys(),
             "shards": (self.shards)().iter().map(shard).collect::<Value>(),
+            "blocked": blocked(&(self.blocked)()),
             "invariant_violations": invariant::violations(),
             "counts": self.counts_by_name(),
             "settings": self.settings_json(),
@@ -157,6 +161,8 @@ impl Status {
                 failure.unwrap_or_default()
             );
         }
+        // Writing to a string cannot fail.
+        let _ = writeln!(lines, "keys blocked by order: {}", (self.blocked)().len());
         for (counter, count) in self.counts() {
             // Writing to a string cannot fail.
             let _ = writeln!(lines, "{}: {count}", counter.name().replace('_', " "));
@@ -195,6 +201,20 @@ fn shard(state: &ShardSnapshot) -> Value {
     })
 }
 
+/// The number of keys that are blocked by order, and the first of them.
+fn blocked(keys: &[Blocked]) -> Value {
+    let of_key = |Blocked { key, lasts, note }: &Blocked| {
+        json!({
+            "key": key.to_string(),
+            "seconds": lasts.as_secs_f64(),
+            "by": note.by,
+            "given_unix_seconds": note.given.as_secs(),
+        })
+    };
+    let listed = keys.iter().take(BLOCKED_MAX).map(of_key);
+    json!({"count": keys.len(), "keys": listed.collect::<Value>()})
+}
+
 fn breaker_name(breaker: BreakerState) -> &'static str {
     match breaker {
         BreakerState::Closed => "closed",
@@ -207,6 +227,10 @@ fn breaker_name(breaker: BreakerState) -> &'static str {
 
 /// Maximum number of rules listed. A page shows no more in one view, and they are sent each second.
 const RULES_MAX: usize = 200;
+
+/// Maximum number of blocked keys listed, of some 150 bytes each: they too are sent each second, and
+/// `ratectl key list` has all of them.
+const BLOCKED_MAX: usize = 100;
 
 /// Number of keys in each list of hot keys.
 const HOT_KEYS_MAX: usize = 10;

@@ -9,7 +9,7 @@ use ratelease_engine::limiter::Limiter;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
 use tracing::warn;
 
 use super::wait_until_set;
@@ -161,13 +161,17 @@ async fn follow_health((published, health, handle): (Arc<CurrentRules>, Health, 
     }
 }
 
-/// Gives back the leases of rules that a new version no longer has. Begins with the rules in force:
-/// the task may have missed a version that came while it was not running.
+/// Gives back the leases of rules that a new version no longer has, and says in the store by which
+/// rules keys are made. Begins with the rules in force: the task may have missed a version that came
+/// while it was not running.
 async fn follow_rules((published, limiter): (Arc<CurrentRules>, Limiter)) {
     let mut changes = published.changes();
     loop {
         if let Some(rules) = published.current() {
             limiter.apply_rules(&rules).await;
+            let limiter = limiter.clone();
+            // It fails only if it panics, which is logged, or at the end of the process.
+            let _ = spawn_blocking(move || limiter.register_rules(&rules)).await;
         }
         if changes.changed().await.is_err() {
             return;

@@ -369,6 +369,8 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, responses: &Res
         buffer_bytes_max: leases.buffer_bytes_max,
         // Drawn from the system's randomness, like every hash map's seed.
         pod: RandomState::new().hash_one(()),
+        // In Kubernetes, the name of the pod.
+        name: rustix::system::uname().nodename().to_string_lossy().into(),
         hasher: leases.hasher(),
         modes: modes(responses),
         unix_start: unix_time().saturating_sub(clock.now().since(Time::default())),

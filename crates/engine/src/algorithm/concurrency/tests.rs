@@ -328,3 +328,21 @@ proptest! {
         prop_assert_eq!(fleet.held(), limit);
     }
 }
+
+#[test]
+fn the_text_of_a_state_is_read_and_no_other() {
+    let pod = |number: u64, slots: u32, seen: u64| {
+        let seen = seen.to_be_bytes();
+        [&number.to_be_bytes()[..], &slots.to_be_bytes(), &seen[2..]].concat()
+    };
+    let times = [NOON / 1_000, 9_000].map(|time| time.to_be_bytes()[2..].to_vec()).concat();
+    let pods = [pod(7, 2, 8_500), pod(u64::MAX, 3, 5_001), pod(9, 4, 5_000)].concat();
+    let state = [b"slots1", &times[..], &pods].concat();
+    let holder =
+        |pod, slots, silent_ms| Holder { pod, slots, silent: Duration::from_millis(silent_ms) };
+    assert_eq!(holders(&state), Some(vec![holder(u64::MAX, 3, 3_999), holder(7, 2, 500)]));
+    assert_eq!(holders(b"moved 00 0 text x"), Some(Vec::new()));
+    for cut in [0, 5, 6, 17, 19, state.len() - 1] {
+        assert_eq!(holders(&state[..cut]), None, "{cut} bytes");
+    }
+}

@@ -18,16 +18,17 @@ use std::time::Duration;
 
 use ratelease_rules::key::Key;
 use redis::{Cmd, Value};
+use tokio::sync::watch;
 
 use super::cluster::slot_of;
 use super::connection::{Connection, Connector, Opened};
 use super::context::count;
 use super::fault::{Fault, Kind, LogOnce};
-use super::orders::{Entry, EntryKind, Place, statement};
+use super::orders::{Entry, EntryKind, statement, unix_ms};
 use super::settings::RedisKind;
-use super::{RedisStore, Servers, millis, text};
+use super::{RedisStore, Servers, millis};
 use crate::backoff::{Backoff, jittered};
-use crate::order::{Action, Blocked, Follow, ORDERS_MAX, Order, Ordered};
+use crate::order::{Action, Blocked, Follow, ORDERS_MAX, Order, Ordered, Place};
 use crate::time::{Clock, Time};
 
 /// How long the server keeps an XREAD that finds nothing. So often a server that hangs is noticed
@@ -67,8 +68,14 @@ const STATED_WITHIN: Duration = Duration::from_secs(1);
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// Follows the orders; never returns.
+    /// Follows the orders, and says so in the store; never returns.
     pub(super) async fn follow(&self, follow: Follow<'_>) {
+        let followed = watch::Sender::new(None);
+        let register = self.register(follow, followed.subscribe());
+        tokio::join!(self.follow_stream(Told { follow, followed }), register);
+    }
+
+    async fn follow_stream(&self, told: Told<'_>) {
         let slot = slot_of(self.orders_key().as_bytes());
         let mut outage = LogOnce::default();
         let mut retry = Backoff::new(RETRY_FIRST, RETRY_LAST);
@@ -76,14 +83,14 @@ impl RedisStore {
         let mut is_away = false;
         loop {
             let link = self.link(slot).await;
-            let begun = Following::begin(self, slot, follow, &mut known);
+            let begun = Following::begin(self, slot, &told, &mut known);
             let why = match self.unless_renewed(slot, &link, is_away, begun).await {
                 Ok(mut following) => {
                     retry.reset();
                     if outage.ends() {
                         tracing::info!("orders for single keys are followed again");
                     }
-                    let ended = async { Err(following.until_it_ends(follow, &mut known).await) };
+                    let ended = async { Err(following.until_it_ends(&told, &mut known).await) };
                     let ended: Result<(), Fault> =
                         self.unless_renewed(slot, &link, false, ended).await;
                     ended.err().unwrap_or_else(renewed)
@@ -173,6 +180,22 @@ fn renewed() -> Fault {
     Fault::new(Kind::Lost, "the store's own connection was replaced")
 }
 
+/// Whom the orders are told to.
+struct Told<'a> {
+    follow: Follow<'a>,
+    /// The last order that was told, after each look at the stream.
+    followed: watch::Sender<Option<Place>>,
+}
+
+// === impl Told ===
+
+impl Told<'_> {
+    fn tell(&self, ordered: Vec<Ordered>, last: Place) {
+        ordered.into_iter().for_each(|ordered| self.follow.hear(0, ordered));
+        self.followed.send_replace(Some(last));
+    }
+}
+
 /// A connection that waits for orders.
 struct Following {
     connection: Opened,
@@ -192,7 +215,7 @@ impl Following {
     async fn begin(
         store: &RedisStore,
         slot: usize,
-        follow: Follow<'_>,
+        told: &Told<'_>,
         known: &mut Known,
     ) -> Result<Self, Fault> {
         let stream = store.orders_key();
@@ -207,7 +230,7 @@ impl Following {
         let mut following = Self { connection, stream, last, clock, timeout, may_not_state: false };
         let entries = following.all().await?;
         let server = following.server_time().await?;
-        known.read(entries, &server).into_iter().for_each(|ordered| follow(0, ordered));
+        told.tell(known.read(entries, &server), following.last);
         Ok(following)
     }
 
@@ -226,9 +249,9 @@ impl Following {
     }
 
     /// Reports each order as it comes, until the connection ends.
-    async fn until_it_ends(&mut self, follow: Follow<'_>, known: &mut Known) -> Fault {
+    async fn until_it_ends(&mut self, told: &Told<'_>, known: &mut Known) -> Fault {
         loop {
-            if let Err(fault) = self.next(follow, known).await {
+            if let Err(fault) = self.next(told, known).await {
                 return fault;
             }
         }
@@ -236,17 +259,16 @@ impl Following {
 
     /// Waits for orders, and reports them. If the server's clock was set, has the blocks stated once
     /// more, unless another pod does so first.
-    async fn next(&mut self, follow: Follow<'_>, known: &mut Known) -> Result<(), Fault> {
+    async fn next(&mut self, told: &Told<'_>, known: &mut Known) -> Result<(), Fault> {
         let wait = if known.is_apart { jittered(STATED_WITHIN) } else { WAIT_MAX };
         let entries = self.read(wait).await?;
         if entries.is_empty() && known.blocks.is_empty() {
+            told.tell(Vec::new(), self.last);
             return Ok(());
         }
         let server = self.server_time().await?;
         let is_quiet = entries.is_empty();
-        for ordered in known.hear(entries, &server) {
-            follow(0, ordered);
-        }
+        told.tell(known.hear(entries, &server), self.last);
         let apart = known.compare(&server);
         let states = known.is_apart && is_quiet;
         known.is_apart = !apart.is_empty() && !states && !self.may_not_state;
@@ -284,7 +306,7 @@ impl Following {
         if !wait.is_zero() {
             command.arg("BLOCK").arg(millis(wait).max(1));
         }
-        command.arg("STREAMS").arg(&self.stream).arg(self.last.text());
+        command.arg("STREAMS").arg(&self.stream).arg(self.last.to_string());
         let reply = self.ask(&command, wait).await?;
         let entries = Entry::of_reply(&reply).ok_or_else(|| Fault::malformed(&reply))?;
         self.last = entries.iter().map(|entry| entry.place).fold(self.last, Place::max);
@@ -302,14 +324,6 @@ impl Following {
         let reply = tokio::time::timeout(wait + self.timeout, self.connection.ask(command)).await;
         reply.unwrap_or_else(|_| Err(Fault::timed_out()))
     }
-}
-
-/// Reads the reply to TIME, as milliseconds since the Unix epoch.
-fn unix_ms(reply: &Value) -> Option<u64> {
-    let Value::Array(parts) = reply else { return None };
-    let [seconds, micros] = parts.as_slice() else { return None };
-    let number = |value: &Value| text(value)?.parse::<u64>().ok();
-    Some(number(seconds)?.checked_mul(1_000)?.saturating_add(number(micros)? / 1_000))
 }
 
 /// A look at the server's clock.
@@ -480,7 +494,7 @@ mod tests {
 
     /// A block that lasts for a minute by the server's clock, or another order.
     fn entry(number: u64, kind: EntryKind, n: u64) -> Entry {
-        let place = Place::for_test(number);
+        let place = Place(NOW_MS, number);
         let note = Note::new("alice", Duration::from_millis(n));
         Entry { place, key: key(n), kind, ends_ms: NOW_MS + MINUTE_MS, note }
     }

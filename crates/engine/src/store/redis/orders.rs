@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use ratelease_rules::DEFAULT_STORE;
 use ratelease_rules::key::Key;
 use redis::{Cmd, Value};
 
@@ -13,10 +14,14 @@ use super::fault::{Fault, Kind};
 use super::renames::HOPS_MAX;
 use super::{Call, RedisStore, Trip, millis, text};
 use crate::algorithm::Script;
-use crate::order::{Action, Note, ORDERS_MAX, Order, RESET_LASTS};
+use crate::order::{Action, Blocked, Note, ORDERS_MAX, Order, Place, RESET_LASTS, StoreOrders};
 use crate::store::{Ask, StoreError};
 
 static ORDER: Script = Script::new(include_str!("../order.lua"));
+/// The server's time, and the first entries of the stream.
+static READ: Script = Script::new(
+    "return { redis.call('TIME'), redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[1]) }",
+);
 static CLEAR: Script = Script::new(include_str!("../clear.lua"));
 
 /// How long the stream is kept after its last order has ended. The server's clock may be set forward
@@ -36,10 +41,6 @@ pub(super) struct Entry {
     pub(super) ends_ms: u64,
     pub(super) note: Note,
 }
-
-/// The place of an entry in the stream: milliseconds, and a number within them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place(u64, u64);
 
 /// The action that an entry orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +64,15 @@ impl RedisStore {
         let call = Call { text: Some(by), ..Call::new(&ORDER, self.orders_key(), arguments) };
         let given = Trip::new(&call).result(self, placed).await;
         given.map_err(|fault| self.with_rights(fault).into())
+    }
+
+    /// Reads all orders.
+    pub(super) async fn orders(&self) -> Result<StoreOrders, StoreError> {
+        let most = ORDERS_MAX as u64;
+        let call = Call { is_long: true, ..Call::new(&READ, self.orders_key(), vec![most]) };
+        let read = |reply: &Value| orders(reply).ok_or_else(|| Fault::malformed(reply));
+        let read = Trip::new(&call).result(self, read).await;
+        read.map_err(|fault| self.with_rights(fault).into())
     }
 
     /// The fault of an order, with the rights of orders if the user lacks one.
@@ -120,9 +130,37 @@ fn arguments(key: Key, action: Action) -> [u64; 8] {
     [one, two, three, four, kind, millis(lasts), ORDERS_MAX as u64, millis(KEPT)]
 }
 
+/// Reads the reply of [`READ`].
+fn orders(reply: &Value) -> Option<StoreOrders> {
+    let Value::Array(parts) = reply else { return None };
+    let [time, Value::Array(entries)] = parts.as_slice() else { return None };
+    let now_ms = unix_ms(time)?;
+    let entries: Vec<_> = entries.iter().map(Entry::read).collect::<Option<_>>()?;
+    let last = entries.iter().map(|entry| entry.place).max().unwrap_or_default();
+    let mut blocked: Vec<Blocked> = Vec::new();
+    for Entry { key, kind, ends_ms, note, .. } in entries {
+        if kind != EntryKind::Reset {
+            blocked.retain(|block| block.key != key);
+        }
+        let lasts = Duration::from_millis(ends_ms.saturating_sub(now_ms));
+        if kind == EntryKind::Block && !lasts.is_zero() {
+            blocked.push(Blocked { key, lasts, note });
+        }
+    }
+    Some(StoreOrders { store: DEFAULT_STORE.to_owned(), last, blocked })
+}
+
+/// Reads the reply to TIME, as milliseconds since the Unix epoch.
+pub(super) fn unix_ms(reply: &Value) -> Option<u64> {
+    let Value::Array(parts) = reply else { return None };
+    let [seconds, micros] = parts.as_slice() else { return None };
+    let number = |value: &Value| text(value)?.parse::<u64>().ok();
+    Some(number(seconds)?.checked_mul(1_000)?.saturating_add(number(micros)? / 1_000))
+}
+
 /// Reads the reply of `order.lua` to a new order.
 fn placed(reply: &Value) -> Result<(), Fault> {
-    Place::read(reply).map(drop).ok_or_else(|| Fault::malformed(reply))
+    place(reply).map(drop).ok_or_else(|| Fault::malformed(reply))
 }
 
 /// The command that states a block once more, which lasts so long from now on, if its entry is still
@@ -130,26 +168,12 @@ fn placed(reply: &Value) -> Result<(), Fault> {
 pub(super) fn statement(stream: &str, block: &Entry, lasts: Duration) -> Cmd {
     let mut command = redis::cmd("EVAL");
     command.arg(ORDER.text).arg(1).arg(stream).arg(&arguments(block.key, Action::Block(lasts)));
-    command.arg(&*block.note.by).arg(block.place.text()).arg(millis(block.note.given));
+    command.arg(&*block.note.by).arg(block.place.to_string()).arg(millis(block.note.given));
     command
 }
 
-// === impl Place ===
-
-impl Place {
-    #[cfg(test)]
-    pub(super) fn for_test(number: u64) -> Self {
-        Self(1_700_000_000_000, number)
-    }
-
-    pub(super) fn text(self) -> String {
-        format!("{}-{}", self.0, self.1)
-    }
-
-    fn read(value: &Value) -> Option<Self> {
-        let (millis, number) = text(value)?.split_once('-')?;
-        Some(Self(millis.parse().ok()?, number.parse().ok()?))
-    }
+fn place(value: &Value) -> Option<Place> {
+    text(value).and_then(Place::parse)
 }
 
 // === impl Entry ===
@@ -171,7 +195,7 @@ impl Entry {
         let Value::Array(parts) = entry else { return None };
         let [place, Value::Array(fields)] = parts.as_slice() else { return None };
         let [_, order] = fields.as_slice() else { return None };
-        let place = Place::read(place)?;
+        let place = self::place(place)?;
         let mut words = text(order)?.splitn(5, ' ');
         let key = Key::of_hex(words.next()?)?;
         let kind = match words.next()? {

@@ -2,6 +2,7 @@
 
 use ratelease_engine::latency::Buckets;
 use ratelease_engine::lease::{HotKey as ShardHotKey, ShardCounters};
+use ratelease_engine::order::Note;
 use ratelease_rules::Rules;
 use ratelease_rules::key::Key;
 
@@ -90,6 +91,14 @@ pub(in crate::admin) fn status_of(stats: Fixed) -> Status {
                 hot_key,
             }]
         }),
+        blocked: Arc::new(|| {
+            let block = |n| Blocked {
+                key: Key::for_test(n),
+                lasts: Duration::from_secs(90),
+                note: Note::new("alice@ops", Duration::from_secs(1_700_000_000)),
+            };
+            (0..150).map(block).collect()
+        }),
         counts: Arc::new(|| {
             vec![
                 (Counter::Engine(engine::Counter::Keys), 3),
@@ -121,6 +130,12 @@ fn counts_of_one_name_add_up_and_nothing_is_left_out() {
         "hot_key": {"key": Key::for_test(7).to_string(), "share": 0.25, "relieved": 9},
     });
     assert_eq!(json["shards"], json!([shard]));
+    let blocked = json!({
+        "key": Key::for_test(0).to_string(), "seconds": 90.0, "by": "alice@ops",
+        "given_unix_seconds": 1_700_000_000,
+    });
+    assert_eq!((&json["blocked"]["count"], &json["blocked"]["keys"][0]), (&150.into(), &blocked));
+    assert_eq!(json["blocked"]["keys"].as_array().map(Vec::len), Some(100), "bounded");
     assert_eq!(json["started_after_ms"], Value::Null, "not yet");
     assert!(json["invariant_violations"].is_u64() && json["uptime_seconds"].is_f64());
     let after = status.start.note_serving();
