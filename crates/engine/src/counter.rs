@@ -83,6 +83,8 @@ pub enum RedisCounter {
     Connects,
     /// Of these, those that failed.
     ConnectErrors,
+    /// Entries of the streams of orders that are no orders, as often as they were read.
+    OrdersSkipped,
     /// Commands without a result, for this reason.
     Failure(RedisFailure),
 }
@@ -176,6 +178,7 @@ impl RedisCounter {
             Self::Errors => "redis_errors",
             Self::Connects => "redis_connects",
             Self::ConnectErrors => "redis_connect_errors",
+            Self::OrdersSkipped => "redis_orders_skipped",
             Self::Failure(failure) => failure.name(),
         }
     }

@@ -1,15 +1,17 @@
 //! Orders for single keys on a real Redis: what a follower hears, also after it was not connected.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ratelease_engine::order::{Action, ORDERS_MAX, Order, Ordered};
+use ratelease_engine::counter::RedisCounter;
+use ratelease_engine::order::{Action, BY_BYTES_MAX, ORDERS_MAX, Order, Ordered};
 use ratelease_engine::store::redis::{RedisKind, RedisSettings, RedisStore, SLOTS, slot_of};
 use ratelease_engine::store::{Ask, Heartbeat, Store, StoreError};
 use ratelease_rules::key::Key;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::{ask, connected, granted, patient, until, within};
+use super::{ask, connected, count, granted, patient, until, within};
 use crate::support::faketime::FakeClock;
 use crate::support::now;
 use crate::support::redis::{Cluster, Server, Single, tcp};
@@ -137,6 +139,93 @@ async fn another_programs_stream_is_left_as_it_is() {
     let refused = store.order(&ask(5, 0, 0), order(Action::Reset)).await;
     assert_eq!(refused, Err(StoreError::ForeignValue));
     assert_eq!(single.server.command::<usize>(&["XLEN", "rl:orders"]), 1);
+}
+
+fn hex(key: Key) -> String {
+    key.words().iter().map(|word| format!("{word:08x}")).collect()
+}
+
+/// Writes an entry into the stream, as anybody may who reaches Redis.
+fn put(server: &Server, field: &str, value: &str) {
+    server.command::<String>(&["XADD", "rl:orders", "*", field, value]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn entries_that_are_no_orders_are_skipped_and_counted() {
+    let single = Single::start();
+    let store = connected(patient(single.config())).await;
+    let mut orders = followed(&store);
+    assert_eq!(blocked(next(&mut orders).await), []);
+    let ask = ask(5, 0, 0);
+    let block = format!("{} block", hex(ask.key));
+    // The last is larger than a reply may be.
+    let (endless, large) = (format!("{block} {} 1 x", u64::MAX), "x".repeat(5 << 20));
+    for value in [&format!("{} burn 61000 1 b", hex(ask.key)), "", &endless, &large] {
+        put(&single.server, "order", value);
+    }
+    put(&single.server, "temperature", "21");
+    store.order(&ask, order(Action::Block(HOUR))).await.unwrap();
+    let is_blocked = |ordered: Ordered| match ordered {
+        Ordered::Blocked(keys) => keys.iter().any(|it| it.key == ask.key),
+        Ordered::Now(key, _) => key == ask.key,
+    };
+    while !is_blocked(next(&mut orders).await) {}
+    assert!(count(&*store, RedisCounter::OrdersSkipped) >= 5);
+    let read = store.read_orders(None).await.unwrap();
+    assert_eq!(read[0].blocked.iter().map(|it| it.key).collect::<Vec<_>>(), [ask.key]);
+
+    let other = connected(patient(single.config())).await;
+    assert_eq!(blocked(next(&mut followed(&other)).await), [(ask.key, 3_600)]);
+    assert_eq!(count(&*other, RedisCounter::OrdersSkipped), 5);
+    // And they do not keep the stream.
+    let expires = single.server.command::<i64>(&["PTTL", "rl:orders"]);
+    assert!((1..=3 * 3_600_000).contains(&expires), "{expires}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_entries_make_room_for_an_order() {
+    let single = Single::start();
+    let store = connected(patient(single.config())).await;
+    let (of_key, of_another) = (ask(5, 0, 0), ask(5, 0, 0));
+    let many = "for _ = 1, 9000 do redis.call('XADD', KEYS[1], '*', 'order', ARGV[1]) end";
+    let text = format!("{} block 1000 1 x", hex(of_key.key));
+    for given in [&of_key, &of_another] {
+        single.server.command::<()>(&["EVAL", many, "1", "rl:orders", &text]);
+        store.order(given, order(Action::Block(HOUR))).await.unwrap();
+        let length = single.server.command::<usize>(&["XLEN", "rl:orders"]);
+        assert!(length <= ORDERS_MAX, "{length}");
+    }
+    let heard = blocked(next(&mut followed(&store)).await);
+    assert_eq!(heard, [(of_key.key, 3_600), (of_another.key, 3_600)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn as_many_blocks_with_long_names_are_heard_as_there_may_be() {
+    let single = Single::start();
+    let store = connected(patient(single.config())).await;
+    let mut before = followed(&store);
+    assert_eq!(blocked(next(&mut before).await), []);
+    // While the follower waits, so that one reply has many.
+    single.server.command::<String>(&["CLIENT", "PAUSE", "1000", "ALL"]);
+    let by = "x".repeat(BY_BYTES_MAX);
+    let blocks = (0..ORDERS_MAX).map(|_| async {
+        let ask = ask(5, 0, 0);
+        store.order(&ask, Order::new(Action::Block(HOUR), &by)).await.map(|()| ask.key)
+    });
+    let given: Vec<_> = futures_util::future::join_all(blocks).await;
+    let given = given.into_iter().filter_map(Result::ok).collect::<HashSet<_>>();
+    assert!(given.len() > ORDERS_MAX / 2, "{}", given.len());
+    let mut heard = HashSet::new();
+    while !given.is_subset(&heard) {
+        match next(&mut before).await {
+            Ordered::Now(key, _) => drop(heard.insert(key)),
+            Ordered::Blocked(keys) => heard.extend(keys.into_iter().map(|it| it.key)),
+        }
+    }
+    let other = connected(patient(single.config())).await;
+    let read: HashSet<_> =
+        blocked(next(&mut followed(&other)).await).into_iter().map(|(key, _)| key).collect();
+    assert!(given.is_subset(&read), "{} of {}", read.len(), given.len());
 }
 
 /// How late an order may be once Redis takes orders again: 250 ms are promised, and the rest is for

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ratelease_engine::counter::RedisFailure;
+use ratelease_engine::counter::{RedisCounter, RedisFailure};
 use ratelease_engine::lease::BreakerState;
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::{Auth, Login, RedisSettings, RedisStore};
@@ -553,5 +553,52 @@ async fn asks_at_the_same_time_under_both_names_get_no_more_than_the_limit() {
             let (one, other) = tokio::join!(asks(old, *before), asks(new, *after));
             assert_eq!(one + other, 10, "{by:?}: {one} and {other}");
         }
+    }
+}
+
+/// Whoever may write to Redis may write a mark with a count that no reply has room for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mark_with_a_huge_count_fails_alone() {
+    let single = Single::start();
+    let settings = patient(single.config());
+    for by in [ALGORITHMS[0], LOG] {
+        let change = Change::of(&settings, ask_by(by, 4, 0)).await;
+        let Change { old, new, before, after } = &change;
+        let name = before.key.in_store("");
+        let mark =
+            format!("moved {} 0 7 4000000000000 text {}", hex(after.key), "1".repeat(5 << 20));
+        single.server.command::<()>(&["SET", &name, &mark, "PX", "600000"]);
+        for (store, ask) in [(old, before), (new, after)] {
+            let connects = count(&**store, RedisCounter::Connects);
+            assert_eq!(store.lend(ask).await, Err(StoreError::ForeignValue), "{by:?}");
+            assert_eq!(granted(&**store, ask_by(by, 1, 0)).await.tokens, 1, "{by:?}");
+            assert_eq!(count(&**store, RedisFailure::Lost), 0, "{by:?}");
+            assert_eq!(count(&**store, RedisCounter::Connects), connects, "{by:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_huge_value_is_not_moved() {
+    let single = Single::start();
+    let settings = patient(single.config());
+    let text = |name: &str| {
+        single.server.command::<()>(&["SET", name, &"1".repeat(5 << 20)]);
+    };
+    let list = |name: &str| {
+        let push = "for _ = 1, 200 do redis.call('RPUSH', KEYS[1], unpack(ARGV)) end";
+        let entries = vec!["1700000000000000"; 1_000];
+        let command = [&["EVAL", push, "1", name][..], &entries].concat();
+        single.server.command::<()>(&command);
+    };
+    let puts: [(_, &dyn Fn(&str)); 2] = [(ALGORITHMS[0], &text), (LOG, &list)];
+    for (by, put) in puts {
+        let change = Change::of(&settings, ask_by(by, 4, 0)).await;
+        let name = change.before.key.in_store("");
+        put(&name);
+        assert_eq!(change.new.lend(&change.after).await, Err(StoreError::ForeignValue), "{by:?}");
+        assert_eq!(count(&*change.new, RedisFailure::Lost), 0, "{by:?}");
+        let kind: String = single.server.command(&["TYPE", &name]);
+        assert_eq!(kind, if by == LOG { "list" } else { "string" });
     }
 }

@@ -23,6 +23,11 @@ local function note()
 end
 
 local old = redis.pcall('GET', key)
+-- As in move.lua.
+local BYTES_MAX = 262144
+if type(old) == 'string' and #old > BYTES_MAX then
+  return redis.error_reply('FOREIGN ' .. key .. ' holds no count of ratelease')
+end
 if type(old) == 'string' and old:sub(1, 6) == 'moved ' then
   local _, last, name, number, ends = old:find('^moved (%x+) 0 (%d+) (%d+) ')
   if not name then

@@ -4,7 +4,8 @@
 --   ARGV     how long the mark lasts at least, in milliseconds,
 --            and, only to move it: the new name, as four words of 32 bits
 --   reply    the new name, the number of the mark, what the count begins with there, and the
---            milliseconds that this lasts; nil if the count has not moved, and shall not
+--            milliseconds that this lasts; nil if the count has not moved, and shall not. An error if
+--            what is there is larger than any count
 --
 -- The mark takes the place of the count: `moved <new name> 0 <number> <until when, in milliseconds> `,
 -- and then the count: nothing, `text <the value>`, or `log <its entries>`. The number is the time in
@@ -16,12 +17,16 @@
 -- the 0 of a mark with one for a count that has ended: it begins none, since it would do so again
 -- after the count has become empty.
 local key, least = KEYS[1], tonumber(ARGV[1])
+-- A log of 10 000 times of 16 digits takes 170 kB, and any other count less.
+local BYTES_MAX, ENTRIES_MAX = 262144, 10000
+local function foreign() return redis.error_reply('FOREIGN ' .. key .. ' holds no count of ratelease') end
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now = math.floor(micros / 1000)
 local function keep(mark) redis.call('SET', key, mark, 'PX', math.max(redis.call('PTTL', key), least)) end
 
 local value = redis.pcall('GET', key)
+if type(value) == 'string' and #value > BYTES_MAX then return foreign() end
 if type(value) == 'string' and value:sub(1, 6) == 'moved ' then
   local _, last, name, id, ends = value:find('^moved (%x+) 0 (%d+) (%d+) ')
   if not name then
@@ -37,7 +42,9 @@ end
 if not ARGV[5] then return false end
 
 if type(value) == 'table' then
+  if redis.call('LLEN', key) > ENTRIES_MAX then return foreign() end
   value = 'log ' .. table.concat(redis.call('LRANGE', key, 0, -1), ' ')
+  if #value > BYTES_MAX then return foreign() end
 elseif value then
   value = 'text ' .. value
 else

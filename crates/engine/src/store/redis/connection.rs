@@ -115,7 +115,7 @@ impl Connection {
 
     /// Takes longer replies than a script's until the returned guard is dropped.
     pub(super) fn await_long_reply(&self) -> impl Drop + use<'_> {
-        self.opened.limit.await_list()
+        self.opened.await_long_reply()
     }
 
     /// Sends `command` for a slot that is still moving to this server. ASKING applies only to the
@@ -486,6 +486,11 @@ impl Opened {
             }
         });
         Ok(Self { connection, limit, address, _driver, _permit: permit })
+    }
+
+    /// As [`Connection::await_long_reply`].
+    pub(super) fn await_long_reply(&self) -> impl Drop + use<'_> {
+        self.limit.await_list()
     }
 
     /// Sends one command and returns its reply; an error reply is a fault.

@@ -49,6 +49,8 @@ pub(super) struct Counters {
     pub(super) connects: AtomicU64,
     /// Of these, those that failed.
     pub(super) connect_errors: AtomicU64,
+    /// Entries of the stream of orders that are no orders.
+    pub(super) orders_skipped: AtomicU64,
     /// Failures by kind.
     faults: [FaultCounter; Kind::ALL.len()],
 }
@@ -188,6 +190,7 @@ impl Counters {
             (RedisCounter::Errors, read(&self.errors)),
             (RedisCounter::Connects, read(&self.connects)),
             (RedisCounter::ConnectErrors, read(&self.connect_errors)),
+            (RedisCounter::OrdersSkipped, read(&self.orders_skipped)),
         ];
         let kinds = Kind::ALL.iter().zip(&self.faults);
         counts

@@ -13,6 +13,7 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -22,14 +23,16 @@ use tokio::sync::watch;
 
 use super::cluster::slot_of;
 use super::connection::{Connection, Connector, Opened};
-use super::context::count;
+use super::context::{StoreContext, count};
 use super::fault::{Fault, Kind, LogOnce};
-use super::orders::{Entry, EntryKind, statement, unix_ms};
+use super::orders::{
+    Entry, EntryKind, Page, READ_AT_ONCE, read_after, statement, time_and_page, unix_ms,
+};
 use super::settings::RedisKind;
 use super::{RedisStore, Servers, millis};
 use crate::backoff::{Backoff, jittered};
 use crate::order::{Action, Blocked, Follow, ORDERS_MAX, Order, Ordered, Place};
-use crate::time::{Clock, Time};
+use crate::time::Time;
 
 /// How long the server keeps an XREAD that finds nothing. So often a server that hangs is noticed
 /// by a pod that asks it nothing else: before a replica takes over, which takes longer.
@@ -38,8 +41,12 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 /// Time for the way of a reply, beside the time that the server is known to need.
 const REPLY_MARGIN: Duration = Duration::from_millis(500);
 
-/// Orders in one reply: each has five values, and a reply at most 1024.
+/// Entries in one reply to XREAD: more than come at once.
 const PAGE: usize = 100;
+
+/// The largest number of pages that the whole stream is read in, of [`READ_AT_ONCE`] entries each.
+/// Further entries are read as if they had just come.
+const PAGES_MAX: usize = 8;
 
 /// Waits between two attempts to follow, unless the store's own connection is replaced meanwhile.
 /// The last one is long, since a server or a user that does not know streams refuses each time.
@@ -190,8 +197,13 @@ struct Told<'a> {
 // === impl Told ===
 
 impl Told<'_> {
-    fn tell(&self, ordered: Vec<Ordered>, last: Place) {
-        ordered.into_iter().for_each(|ordered| self.follow.hear(0, ordered));
+    /// Tells orders, and that no other order came before `last`. To hear of one may take a
+    /// millisecond or two, so other tasks have their turn before the next one.
+    async fn tell(&self, ordered: Vec<Ordered>, last: Place) {
+        for ordered in ordered {
+            self.follow.hear(0, ordered);
+            tokio::task::yield_now().await;
+        }
         self.followed.send_replace(Some(last));
     }
 }
@@ -202,10 +214,12 @@ struct Following {
     stream: String,
     /// The last order that was read.
     last: Place,
-    clock: Clock,
+    context: Arc<StoreContext>,
     timeout: Duration,
     /// Whether the server has refused to have a block stated once more.
     may_not_state: bool,
+    /// Whether entries were skipped that are no orders.
+    has_skipped: bool,
 }
 
 // === impl Following ===
@@ -226,21 +240,30 @@ impl Following {
         let opened = connector.open_aside().await;
         let connection = opened.inspect_err(|_| count(&context.counters.connect_errors))?;
         let timeout = store.reply_time(slot) + REPLY_MARGIN;
-        let (last, clock) = (Place::default(), context.clock);
-        let mut following = Self { connection, stream, last, clock, timeout, may_not_state: false };
+        let mut following = Self {
+            connection,
+            stream,
+            last: Place::default(),
+            context: Arc::clone(context),
+            timeout,
+            may_not_state: false,
+            has_skipped: false,
+        };
         let entries = following.all().await?;
         let server = following.server_time().await?;
-        told.tell(known.read(entries, &server), following.last);
+        told.tell(known.read(entries, &server), following.last).await;
         Ok(following)
     }
 
-    /// Reads the whole stream.
+    /// Reads the whole stream, by a script that leaves out what is too long for an order: an entry
+    /// that no reply has room for must not end each connection anew.
     async fn all(&mut self) -> Result<Vec<Entry>, Fault> {
         let mut all = Vec::new();
-        for _ in 0..ORDERS_MAX.div_ceil(PAGE) + 1 {
-            let entries = self.read(Duration::ZERO).await?;
-            let is_last = entries.len() < PAGE;
-            all.extend(entries);
+        for _ in 0..PAGES_MAX {
+            let reply = self.ask(&read_after(&self.stream, self.last), Duration::ZERO).await?;
+            let (_, page) = time_and_page(&reply).ok_or_else(|| Fault::malformed(&reply))?;
+            let is_last = page.len() < READ_AT_ONCE;
+            all.extend(self.taken(page));
             if is_last {
                 break;
             }
@@ -263,12 +286,12 @@ impl Following {
         let wait = if known.is_apart { jittered(STATED_WITHIN) } else { WAIT_MAX };
         let entries = self.read(wait).await?;
         if entries.is_empty() && known.blocks.is_empty() {
-            told.tell(Vec::new(), self.last);
+            told.tell(Vec::new(), self.last).await;
             return Ok(());
         }
         let server = self.server_time().await?;
         let is_quiet = entries.is_empty();
-        told.tell(known.hear(entries, &server), self.last);
+        told.tell(known.hear(entries, &server), self.last).await;
         let apart = known.compare(&server);
         let states = known.is_apart && is_quiet;
         known.is_apart = !apart.is_empty() && !states && !self.may_not_state;
@@ -308,19 +331,35 @@ impl Following {
         }
         command.arg("STREAMS").arg(&self.stream).arg(self.last.to_string());
         let reply = self.ask(&command, wait).await?;
-        let entries = Entry::of_reply(&reply).ok_or_else(|| Fault::malformed(&reply))?;
-        self.last = entries.iter().map(|entry| entry.place).fold(self.last, Place::max);
-        Ok(entries)
+        let page = Page::of_reply(&reply).ok_or_else(|| Fault::malformed(&reply))?;
+        Ok(self.taken(page))
+    }
+
+    /// The orders of a page, after which the next one is read. Others are counted.
+    fn taken(&mut self, page: Page) -> Vec<Entry> {
+        let Page { entries, last, skipped } = page;
+        self.last = last.map_or(self.last, |last| self.last.max(last));
+        self.context.counters.orders_skipped.fetch_add(skipped, Ordering::Relaxed);
+        if skipped > 0 && !std::mem::replace(&mut self.has_skipped, true) {
+            let stream = &self.stream;
+            tracing::warn!(
+                "{skipped} entries of the stream {stream} are no orders, or are of a newer version, \
+                 and are skipped; ratelease_redis_orders_skipped_total counts them"
+            );
+        }
+        entries
     }
 
     async fn server_time(&self) -> Result<ServerTime, Fault> {
-        let at = self.clock.now();
+        let clock = self.context.clock;
+        let at = clock.now();
         let reply = self.ask(&redis::cmd("TIME"), Duration::ZERO).await?;
         let unix_ms = unix_ms(&reply).ok_or_else(|| Fault::malformed(&reply))?;
-        Ok(ServerTime { unix_ms, at, took: self.clock.now().since(at) })
+        Ok(ServerTime { unix_ms, at, took: clock.now().since(at) })
     }
 
     async fn ask(&self, command: &Cmd, wait: Duration) -> Result<Value, Fault> {
+        let _limit = self.connection.await_long_reply();
         let reply = tokio::time::timeout(wait + self.timeout, self.connection.ask(command)).await;
         reply.unwrap_or_else(|_| Err(Fault::timed_out()))
     }
@@ -480,7 +519,43 @@ fn is_step(one: Time, other: Time) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
+    use crate::order::Follower;
+
+    /// A follower that notes how often another task had its turn before each order.
+    struct Slow<'a> {
+        turns: &'a AtomicUsize,
+        seen: parking_lot::Mutex<Vec<usize>>,
+    }
+
+    impl Follower for Slow<'_> {
+        fn hear(&self, _: usize, _: Ordered) {
+            self.seen.lock().push(self.turns.load(Ordering::Relaxed));
+        }
+    }
+
+    #[tokio::test]
+    async fn orders_of_a_batch_leave_turns_to_other_tasks() {
+        let turns = AtomicUsize::new(0);
+        let slow = Slow { turns: &turns, seen: parking_lot::Mutex::default() };
+        let told = Told { follow: &slow, followed: watch::Sender::new(None) };
+        let reset = || Ordered::Now(key(1), Order::new(Action::Reset, "alice"));
+        let others = async {
+            loop {
+                turns.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = others => unreachable!("it never ends"),
+            () = told.tell((0..5).map(|_| reset()).collect(), Place(1, 2)) => {}
+        }
+        assert_eq!(*slow.seen.lock(), [1, 2, 3, 4, 5]);
+        assert_eq!(*told.followed.borrow(), Some(Place(1, 2)));
+    }
     use crate::order::Note;
 
     const NOW: Time = Time::from_nanos(1_000_000_000);

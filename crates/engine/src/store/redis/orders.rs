@@ -14,15 +14,20 @@ use super::fault::{Fault, Kind};
 use super::renames::HOPS_MAX;
 use super::{Call, RedisStore, Trip, millis, text};
 use crate::algorithm::Script;
-use crate::order::{Action, Blocked, Note, ORDERS_MAX, Order, Place, RESET_LASTS, StoreOrders};
+use crate::order::{
+    Action, BLOCK_MAX, Blocked, Note, ORDERS_MAX, Order, Place, RESET_LASTS, StoreOrders,
+};
 use crate::store::{Ask, StoreError};
 
 static ORDER: Script = Script::new(include_str!("../order.lua"));
-/// The server's time, and the first entries of the stream.
-static READ: Script = Script::new(
-    "return { redis.call('TIME'), redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[1]) }",
-);
+static READ: Script = Script::new(include_str!("../orders.lua"));
 static CLEAR: Script = Script::new(include_str!("../clear.lua"));
+
+/// Entries that are read at once: far more than there are orders, and 1.2 MB at most.
+pub(super) const READ_AT_ONCE: u64 = 4 * ORDERS_MAX as u64;
+
+/// No order lasts half as long: an entry that says so is none. As in `order.lua`.
+const LASTS_MAX: Duration = BLOCK_MAX.saturating_mul(2);
 
 /// How long the stream is kept after its last order has ended. The server's clock may be set forward
 /// by less without the loss of a block, and back without an order that pods take for an old one.
@@ -40,6 +45,16 @@ pub(super) struct Entry {
     /// When the order ends: the server's time in milliseconds since the Unix epoch.
     pub(super) ends_ms: u64,
     pub(super) note: Note,
+}
+
+/// Entries of the stream, in order.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Page {
+    pub(super) entries: Vec<Entry>,
+    /// The place of the last entry; `None` if there is none.
+    pub(super) last: Option<Place>,
+    /// Number of entries that are no orders.
+    pub(super) skipped: u64,
 }
 
 /// The action that an entry orders.
@@ -68,8 +83,8 @@ impl RedisStore {
 
     /// Reads all orders.
     pub(super) async fn orders(&self) -> Result<StoreOrders, StoreError> {
-        let most = ORDERS_MAX as u64;
-        let call = Call { is_long: true, ..Call::new(&READ, self.orders_key(), vec![most]) };
+        let arguments = vec![0, 0, READ_AT_ONCE];
+        let call = Call { is_long: true, ..Call::new(&READ, self.orders_key(), arguments) };
         let read = |reply: &Value| orders(reply).ok_or_else(|| Fault::malformed(reply));
         let read = Trip::new(&call).result(self, read).await;
         read.map_err(|fault| self.with_rights(fault).into())
@@ -130,13 +145,25 @@ fn arguments(key: Key, action: Action) -> [u64; 8] {
     [one, two, three, four, kind, millis(lasts), ORDERS_MAX as u64, millis(KEPT)]
 }
 
-/// Reads the reply of [`READ`].
-fn orders(reply: &Value) -> Option<StoreOrders> {
+/// The command that reads the entries after a place.
+pub(super) fn read_after(stream: &str, Place(millis, number): Place) -> Cmd {
+    let mut command = redis::cmd("EVAL");
+    let after = [millis, number.saturating_add(1), READ_AT_ONCE];
+    command.arg(READ.text).arg(1).arg(stream).arg(&after);
+    command
+}
+
+/// Reads the reply of [`READ`]: the server's time, in milliseconds since the Unix epoch, and the
+/// entries.
+pub(super) fn time_and_page(reply: &Value) -> Option<(u64, Page)> {
     let Value::Array(parts) = reply else { return None };
     let [time, Value::Array(entries)] = parts.as_slice() else { return None };
-    let now_ms = unix_ms(time)?;
-    let entries: Vec<_> = entries.iter().map(Entry::read).collect::<Option<_>>()?;
-    let last = entries.iter().map(|entry| entry.place).max().unwrap_or_default();
+    Some((unix_ms(time)?, Page::of(entries)?))
+}
+
+fn orders(reply: &Value) -> Option<StoreOrders> {
+    let (now_ms, Page { entries, last, .. }) = time_and_page(reply)?;
+    let last = last.unwrap_or_default();
     let mut blocked: Vec<Blocked> = Vec::new();
     for Entry { key, kind, ends_ms, note, .. } in entries {
         if kind != EntryKind::Reset {
@@ -176,26 +203,49 @@ fn place(value: &Value) -> Option<Place> {
     text(value).and_then(Place::parse)
 }
 
-// === impl Entry ===
+// === impl Page ===
 
-impl Entry {
+impl Page {
     /// Reads the reply to XREAD, which is nil if there is nothing.
-    pub(super) fn of_reply(reply: &Value) -> Option<Vec<Self>> {
+    pub(super) fn of_reply(reply: &Value) -> Option<Self> {
         let streams = match reply {
-            Value::Nil => return Some(Vec::new()),
+            Value::Nil => return Some(Self::default()),
             Value::Array(streams) => streams,
             _ => return None,
         };
         let [Value::Array(stream)] = streams.as_slice() else { return None };
         let [_, Value::Array(entries)] = stream.as_slice() else { return None };
-        entries.iter().map(Self::read).collect()
+        Self::of(entries)
     }
 
-    fn read(entry: &Value) -> Option<Self> {
-        let Value::Array(parts) = entry else { return None };
-        let [place, Value::Array(fields)] = parts.as_slice() else { return None };
+    fn of(all: &[Value]) -> Option<Self> {
+        let mut page = Self::default();
+        for entry in all {
+            let Value::Array(parts) = entry else { return None };
+            let [place, fields] = parts.as_slice() else { return None };
+            let place = self::place(place)?;
+            page.last = page.last.max(Some(place));
+            match Entry::read(place, fields) {
+                Some(entry) => page.entries.push(entry),
+                None => page.skipped += 1,
+            }
+        }
+        Some(page)
+    }
+
+    /// Number of entries, also of those that are no orders.
+    pub(super) fn len(&self) -> u64 {
+        self.entries.len() as u64 + self.skipped
+    }
+}
+
+// === impl Entry ===
+
+impl Entry {
+    /// Reads an order; `None` if the entry is none, or one of a kind that a newer version knows.
+    fn read(place: Place, fields: &Value) -> Option<Self> {
+        let Value::Array(fields) = fields else { return None };
         let [_, order] = fields.as_slice() else { return None };
-        let place = self::place(place)?;
         let mut words = text(order)?.splitn(5, ' ');
         let key = Key::of_hex(words.next()?)?;
         let kind = match words.next()? {
@@ -204,7 +254,10 @@ impl Entry {
             "lift" => EntryKind::Lift,
             _ => return None,
         };
-        let ends_ms = words.next()?.parse().ok()?;
+        let ends_ms: u64 = words.next()?.parse().ok()?;
+        if ends_ms.saturating_sub(place.0) > millis(LASTS_MAX) {
+            return None;
+        }
         // The first versions that gave orders did not write when and by whom.
         let given = words.next().map_or(Some(place.0), |given| given.parse().ok())?;
         let note = Note::new(words.next().unwrap_or_default(), Duration::from_millis(given));
@@ -229,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_the_stream_are_read_and_nothing_else_is() {
+    fn entries_of_the_stream_are_read_and_others_are_skipped() {
         use EntryKind::{Block, Lift, Reset};
         let key = Key::for_test(1);
         let hex: String = key.words().iter().map(|word| format!("{word:08x}")).collect();
@@ -249,13 +302,16 @@ mod tests {
             (format!("{hex} block 1500 x y"), None),
             (format!("{hex} burn 61000 1 b"), None),
             (format!("{hex} block"), None),
+            (format!("{hex} block {} 1 b", place.0 + millis(LASTS_MAX) + 1), None),
+            (format!("{hex} block {} 1 b", u64::MAX), None),
             ("00 block 1500".to_owned(), None),
             (String::new(), None),
         ] {
-            let read = Entry::of_reply(&reply(&text)).map(|mut read| read.remove(0));
-            assert_eq!(read, expected, "{text}");
+            let read = Page::of_reply(&reply(&text)).expect("entries with their places");
+            assert_eq!((read.last, read.len()), (Some(place), 1), "{text}");
+            assert_eq!(read.entries, Vec::from_iter(expected), "{text}");
         }
-        assert_eq!(Entry::of_reply(&Value::Nil), Some(Vec::new()));
-        assert_eq!(Entry::of_reply(&Value::Okay), None);
+        assert_eq!(Page::of_reply(&Value::Nil), Some(Page::default()));
+        assert_eq!(Page::of_reply(&Value::Okay), None);
     }
 }

@@ -12,23 +12,28 @@ use crate::algorithm::Script;
 use crate::algorithm::concurrency::{Holder, holders};
 use crate::order::{Follow, Place};
 use crate::pod::PodRecord;
-use crate::store::{Ask, StoreError};
+use crate::store::{Ask, PODS_MAX, StoreError};
 use crate::time::Time;
 
 /// Live pods: `beat.lua` says what the key holds.
 static LIVE: Script = Script::new(
     "local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-return redis.call('ZRANGE', KEYS[1], '(' .. now, '+inf', 'BYSCORE')",
+return redis.call('ZRANGE', KEYS[1], '(' .. now, '+inf', 'BYSCORE', 'LIMIT', 0, ARGV[1])",
 );
 
 static WRITE: Script = Script::new("return redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[1])");
-/// A record, and the milliseconds that are left of it.
-static READ: Script =
-    Script::new("return { redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]) }");
+/// A record, and the milliseconds that are left of it. One is at most 4.4 kB.
+static READ: Script = Script::new(
+    "local record = redis.call('GET', KEYS[1])
+return { record and record:sub(1, 8192), redis.call('PTTL', KEYS[1]) }",
+);
 
-/// The state of a count.
-static STATE: Script = Script::new("return redis.call('GET', KEYS[1])");
+/// The state of a count of slots, which is at most 18 kB.
+static STATE: Script = Script::new(
+    "local state = redis.call('GET', KEYS[1])
+return state and state:sub(1, 32768)",
+);
 
 /// How often a pod writes its record again if it has not changed.
 const WRITTEN_EVERY: Duration = Duration::from_secs(10);
@@ -85,11 +90,11 @@ impl RedisStore {
     /// The numbers of the pods whose heartbeats have not lapsed.
     pub(super) async fn live_pods(&self) -> Result<Vec<u64>, StoreError> {
         let key = format!("{}rl:pods", self.key_prefix);
-        let call = Call { is_long: true, ..Call::new(&LIVE, key, Vec::new()) };
+        let call = Call { is_long: true, ..Call::new(&LIVE, key, vec![PODS_MAX as u64]) };
         let read = |reply: &Value| {
             let Value::Array(pods) = reply else { return Err(Fault::malformed(reply)) };
-            let pods = pods.iter().map(|pod| text(pod)?.parse().ok());
-            pods.collect::<Option<Vec<u64>>>().ok_or_else(|| Fault::malformed(reply))
+            // Others are no pods.
+            Ok(pods.iter().filter_map(|pod| text(pod)?.parse().ok()).collect())
         };
         Ok(Trip::new(&call).result(self, read).await?)
     }
