@@ -415,7 +415,7 @@ impl Shared {
         });
         // Dropped at once, the place gives back tokens that have just arrived.
         let reply = place.unwrap_or(Err(StoreError::NoRoom));
-        drop(PlaceInQueue::new(self, charge, reply));
+        drop(PlaceInQueue::new(self, charge, reply, now));
     }
 
     /// Runs `act` on the key of `charge`, then does what that leads to. It may add up to `room` bytes
@@ -504,7 +504,9 @@ impl Shared {
             return;
         }
         let take_back = |state: &mut KeyState, visit: &mut Visit<'_>| {
-            state.take_back_unsent(reply, visit);
+            if owed > 0 || !self.orders.was_reset_since(key, reply.asked_at) {
+                state.take_back_unsent(reply, visit);
+            }
             state.watch(visit);
         };
         let may_owe = owed == 0 || self.has_room_for_debts();

@@ -144,12 +144,13 @@ impl Shared {
 
     /// Notes that one of `begun` holds what it was charged by `charge`, if its rule says so: the tokens
     /// `taken` have paid for it, and `alone` of its hits this pod has admitted by itself, and they are
-    /// not owed. Returns whether it does; if not, slots have been put back.
+    /// not owed. The request began to take tokens at `since`. Returns whether it does; if not, slots
+    /// have been put back.
     pub(super) fn hold(
         &self,
         begun: &[StartId],
         charge: &Charge<'_>,
-        taken: LeasedTokens,
+        (taken, since): (LeasedTokens, Time),
         alone: u64,
     ) -> bool {
         let Some(hold) = charge.hold(taken, alone) else { return false };
@@ -162,7 +163,11 @@ impl Shared {
         let is_held =
             start.is_some_and(|(start, descriptor)| self.starts.hold(start, descriptor, hold));
         if !is_held && charge.is_of_slots() {
-            self.put_back(charge, taken);
+            self.put_back(charge, taken, since);
+        }
+        // After it was entered: a reset that comes now finds it in the table.
+        if is_held && !charge.is_of_slots() && self.orders.was_reset_since(charge.key(), since) {
+            self.starts.forget_key(charge.key());
         }
         is_held
     }
@@ -282,21 +287,22 @@ impl Shared {
     }
 
     /// Puts back what a request held and did not use, or gives it back to the store if the key has
-    /// another lease. Returns the state of the key after it, if it has one.
+    /// another lease. It was still held at `now`. Returns the state of the key after it, if it has one.
     pub(super) fn give_back_unspent(&self, unspent: &Unspent, now: Time) -> Option<Attempt> {
         let Unspent { key, limit, tokens, alone, .. } = *unspent;
         if tokens.tokens == 0 && alone == 0 {
             return None;
         }
+        let is_of_old_count = || self.orders.was_reset_since(key, now);
         let taken_in = self.with_existing(key, None, now, |state, visit| {
-            if tokens.tokens > 0 {
+            if tokens.tokens > 0 && (state.is_of_slots() || !is_of_old_count()) {
                 state.take_in(unspent, visit);
             }
             state.watch(visit);
             let pods = if alone > 0 { self.pods.of(state.domain()) } else { 1 };
             (pods, state.preview_settlement(visit))
         });
-        if taken_in.is_none() && tokens.tokens > 0 {
+        if taken_in.is_none() && tokens.tokens > 0 && !is_of_old_count() {
             self.lease_client.queue(unspent.returned()); // the key was evicted meanwhile
         }
         if alone > 0 {

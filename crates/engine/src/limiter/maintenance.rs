@@ -89,7 +89,7 @@ impl Limiter {
         for part in starts.parts() {
             let (unspent, more) = starts.expire(part, now, |start| present.cause(start, now));
             are_any |= more;
-            self.shared.release(unspent);
+            self.shared.release(unspent, now);
             tokio::task::yield_now().await;
         }
         are_any
@@ -233,11 +233,10 @@ impl Shared {
 }
 
 impl Shared {
-    /// Gives back what requests held that nothing has settled; to each count at once.
-    fn release(&self, mut unspent: Vec<Unspent>) {
+    /// Gives back what requests held at `now` that nothing has settled; to each count at once.
+    fn release(&self, mut unspent: Vec<Unspent>, now: Time) {
         unspent.sort_by_key(|unspent| unspent.key);
         unspent.dedup_by(|next, first| first.join(next));
-        let now = self.clock.now();
         for unspent in &unspent {
             self.give_back_unspent(unspent, now);
         }

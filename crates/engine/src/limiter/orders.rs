@@ -14,6 +14,7 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{Rules, STORES_MAX};
 use tracing::{info, warn};
 
+use super::key::KeyState;
 use super::{Charge, Limiter, Shared};
 use crate::order::{Action, Blocked, Follower, Note, ORDERS_MAX, Order, Ordered};
 use crate::pod::{self, PodRecord};
@@ -26,11 +27,15 @@ const PARTS: usize = 64;
 /// The largest number of blocks of all stores together.
 const BLOCKS_MAX: usize = ORDERS_MAX * (STORES_MAX + 2);
 
-/// Resets of the last seconds that are remembered, for asks that were on their way.
-const RESETS_MAX: usize = ORDERS_MAX;
+/// Resets that are remembered: as many of each minute as one store may have.
+const RESETS_MAX: usize = 2 * ORDERS_MAX;
 
-/// No ask is out longer: the lease client answers each within ten seconds.
-const RESET_REMEMBERED: Duration = Duration::from_secs(15);
+/// No ask is out longer, which the lease client answers within ten seconds, and no request waits
+/// longer for its slot in time: a minute at most (`max_delay`).
+const RESET_REMEMBERED: Duration = Duration::from_secs(75);
+
+/// The time of a reset that is under way: it is later than all that has happened.
+const UNDER_WAY: Time = Time::from_nanos(u64::MAX);
 
 /// The blocks in force, and the resets of the last seconds.
 pub(super) struct Orders {
@@ -88,7 +93,8 @@ impl Orders {
         Some(block.ends.since(now))
     }
 
-    /// Whether `key` was reset after `since`.
+    /// Whether `key` was reset after `since`. Whoever has tokens in hand that were taken then asks
+    /// this under the lock of the key, before the tokens go back.
     pub(super) fn was_reset_since(&self, key: Key, since: Time) -> bool {
         self.resets.load(Ordering::Relaxed) > 0
             && self.reset_at.lock().iter().any(|(reset, at)| *reset == key && *at >= since)
@@ -127,11 +133,19 @@ impl Orders {
         }
     }
 
-    fn note_reset(&self, key: Key, now: Time) {
+    /// Notes that a reset of `key` is under way.
+    fn begin_reset(&self, key: Key) {
         let mut resets = self.reset_at.lock();
         resets.truncate(RESETS_MAX - 1);
-        resets.push_front((key, now));
+        resets.push_front((key, UNDER_WAY));
         self.resets.store(resets.len(), Ordering::Relaxed);
+    }
+
+    /// Notes that a reset of `key` was done by `now`.
+    fn end_reset(&self, key: Key, now: Time) {
+        let mut resets = self.reset_at.lock();
+        let under_way = resets.iter_mut().filter(|reset| **reset == (key, UNDER_WAY));
+        under_way.for_each(|(_, at)| *at = now);
     }
 
     /// Blocks a key, or lifts its block if it lasts no time.
@@ -237,16 +251,27 @@ impl Shared {
                 info!(%key, %by, "the block of a key is lifted by order");
             }
             Action::Reset => {
-                // First, for replies that come meanwhile.
-                self.orders.note_reset(key, now);
-                let slots = self.starts.forget_key(key);
-                self.table.with_existing(key, |state| {
-                    state.end_use(slots);
-                    state.forget_count();
-                });
+                self.follow_reset(key);
                 info!(%key, %by, "the count of a key is reset by order");
             }
         }
+    }
+
+    /// Forgets the count of `key`, which the store has deleted.
+    ///
+    /// Tokens that were taken from it before never come back to the new count. They lie in the buffer,
+    /// which is emptied, and in the holds of open starts, which forget them. Others are in hand: of
+    /// requests that are being decided, of starts that are ending, of asks on their way. Their holders
+    /// find out by [`Orders::was_reset_since`]: the reset counts as later than anything from before the
+    /// first step until after the last one. Tokens of the new count that come meanwhile are forgotten
+    /// too, so that rather too much is counted. Slots are no such tokens: those in use stay in use,
+    /// and the pod states them to the new count, but for those of open starts.
+    fn follow_reset(&self, key: Key) {
+        self.orders.begin_reset(key);
+        self.table.with_existing(key, KeyState::forget_count);
+        let slots = self.starts.forget_key(key);
+        self.table.with_existing(key, |state| state.end_use(slots));
+        self.orders.end_reset(key, self.clock.now());
     }
 }
 
@@ -300,7 +325,7 @@ mod tests {
         let orders = Orders::default();
         for n in 0..2 * BLOCKS_MAX as u64 {
             orders.block(0, blocked(n, MINUTE), NOW);
-            orders.note_reset(key(n), NOW);
+            orders.begin_reset(key(n));
         }
         assert_eq!(orders.len(), BLOCKS_MAX);
         assert_eq!(orders.reset_at.lock().len(), RESETS_MAX);
@@ -309,7 +334,9 @@ mod tests {
     #[test]
     fn a_reset_is_remembered_for_asks_that_were_sent_before_it() {
         let orders = Orders::default();
-        orders.note_reset(key(1), NOW + MINUTE);
+        orders.begin_reset(key(1));
+        assert!(orders.was_reset_since(key(1), NOW + 2 * MINUTE), "while it is under way");
+        orders.end_reset(key(1), NOW + MINUTE);
         assert!(orders.was_reset_since(key(1), NOW));
         assert!(!orders.was_reset_since(key(2), NOW));
         assert!(!orders.was_reset_since(key(1), NOW + 2 * MINUTE));

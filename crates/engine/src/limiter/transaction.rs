@@ -26,6 +26,8 @@ use crate::verdict::{self, AppliedLimit, Code, Counted, DecisionSource, Status, 
 pub(super) struct Transaction<'a, 'r> {
     shared: &'a Shared,
     resolved: &'a [Resolved<'r>],
+    /// When it began to take tokens.
+    began: Time,
     /// One for each descriptor that `take_local` has come to; `None` where nothing is charged.
     attempts: Few<Option<Attempt>>,
     /// Charges that a failure mode admitted, and that no tokens have paid for.
@@ -74,6 +76,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         Self {
             shared,
             resolved,
+            began: Time::default(),
             attempts: Few::with_capacity(resolved.len()),
             debts: Vec::new(),
             refunded: Vec::new(),
@@ -89,6 +92,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
     /// Charges every descriptor from the tokens held here, as far as they go, and previews the
     /// effect of refunds on their keys.
     pub(super) fn take_local(&mut self, request: &Request<'_>, now: Time) {
+        self.began = now;
         for (at, resolved) in self.resolved.iter().enumerate() {
             let Resolved::Charged(charge) = resolved else {
                 self.shared.end_without_rule(request, at, self.starts.owner, now);
@@ -194,7 +198,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
             let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
             if charge.hold_id().is_some() {
-                self.shared.undo(charge, attempt);
+                self.shared.undo(charge, attempt, self.began);
                 *attempt = Attempt::shed(charge);
                 self.shared.charge_end(charge, end, now);
             }
@@ -311,7 +315,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         taken: LeasedTokens,
         alone: u64,
     ) -> bool {
-        let is_held = self.shared.hold(&self.starts.starts, charge, taken, alone);
+        let is_held = self.shared.hold(&self.starts.starts, charge, (taken, self.began), alone);
         if is_held {
             self.starts.held.push(at);
         }
@@ -414,7 +418,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
             let entered = self.shared.enqueue(charge, now);
             let is_queued = entered.is_ok();
             self.stands |= charge.refund && is_queued;
-            queued.push((at, is_queued, PlaceInQueue::new(self.shared, charge, entered)));
+            queued.push((at, is_queued, PlaceInQueue::new(self.shared, charge, entered, now)));
         }
         for (at, is_queued, mut place) in queued {
             let charge = place.charge;
@@ -547,7 +551,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
             let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
             if attempt.is_decided() && !charge.refund && !spent.contains(&charge.key()) {
-                self.shared.undo(charge, attempt);
+                self.shared.undo(charge, attempt, self.began);
             }
         }
     }
@@ -621,6 +625,8 @@ struct Debt<'a, 'r> {
 pub(super) struct PlaceInQueue<'a, 'r> {
     shared: &'a Shared,
     charge: &'a Charge<'r>,
+    /// When the place was taken.
+    since: Time,
     reply: ReplyReceiver,
     /// The reply has not arrived yet, and still may.
     open: bool,
@@ -636,11 +642,12 @@ impl<'a, 'r> PlaceInQueue<'a, 'r> {
         shared: &'a Shared,
         charge: &'a Charge<'r>,
         entered: Result<ReplyReceiver, StoreError>,
+        since: Time,
     ) -> Self {
         // Refused, since the ask that is out is overdue: its reply may still come.
         let is_overdue = matches!(entered, Err(StoreError::Unavailable));
         let reply = entered.unwrap_or_else(|refused| answered(Err(refused)));
-        Self { shared, charge, reply, open: true, may_be_paid_later: is_overdue }
+        Self { shared, charge, since, reply, open: true, may_be_paid_later: is_overdue }
     }
 
     /// Waits for the outcome of the charge until `deadline`, and leaves the queue.
@@ -670,7 +677,7 @@ impl Drop for PlaceInQueue<'_, '_> {
         }
         self.reply.close();
         if let Ok(Ok(attempt)) = self.reply.try_recv() {
-            self.shared.put_back(self.charge, attempt.taken());
+            self.shared.put_back(self.charge, attempt.taken(), self.since);
         }
     }
 }
@@ -678,13 +685,13 @@ impl Drop for PlaceInQueue<'_, '_> {
 // === Undoes the effects of requests that do not pass ===
 
 impl Shared {
-    /// Undoes a charge that is not spent after all.
-    fn undo(&self, charge: &Charge<'_>, attempt: &mut Attempt) {
+    /// Undoes a charge that is not spent after all, of a request that began at `since`.
+    fn undo(&self, charge: &Charge<'_>, attempt: &mut Attempt, since: Time) {
         let taken = attempt.taken();
         if taken.tokens > 0 {
             attempt.take = Take::Taken(LeasedTokens::default()); // only once
             attempt.quota.remaining = attempt.quota.remaining.saturating_add(taken.tokens);
-            self.put_back(charge, taken);
+            self.put_back(charge, taken, since);
         } else if attempt.how == DecisionSource::Failure(FailureMode::Local) && !attempt.is_over() {
             attempt.how = DecisionSource::Local; // only once
             self.return_charge(charge);
@@ -704,14 +711,20 @@ impl Shared {
         self.failure_modes.return_hits(key, limit, hits, pods, self.shard_of(key, limit));
     }
 
-    /// Puts back tokens that were taken and are not spent after all.
-    pub(super) fn put_back(&self, charge: &Charge<'_>, taken: LeasedTokens) {
+    /// Puts back tokens that were taken at `since` or later, and are not spent after all.
+    pub(super) fn put_back(&self, charge: &Charge<'_>, taken: LeasedTokens, since: Time) {
         if taken.tokens == 0 {
             return;
         }
         let key = charge.key();
-        let put_back = |state: &mut KeyState, visit: &mut Visit<'_>| state.put_back(taken, visit);
-        if self.with_existing(key, None, self.clock.now(), put_back).is_none() {
+        let is_of_old_count = || self.orders.was_reset_since(key, since);
+        let put_back = |state: &mut KeyState, visit: &mut Visit<'_>| {
+            if state.is_of_slots() || !is_of_old_count() {
+                state.put_back(taken, visit);
+            }
+        };
+        let put_back = self.with_existing(key, None, self.clock.now(), put_back);
+        if put_back.is_none() && !is_of_old_count() {
             // The key was evicted meanwhile.
             let AppliedLimit { limit, rule } = &charge.applied;
             let policy = LeasePolicy::of(*limit, rule.map(AsRef::as_ref), self.options.wait_min);

@@ -7,6 +7,7 @@ use ratelease_rules::SETTLE_KEY;
 use super::*;
 use crate::counter::HoldCounter;
 use crate::limiter::owners::{ClosedBy, Origin};
+use crate::limiter::starts::End;
 use crate::order::{Action, Order, Ordered};
 
 const LIMIT: u64 = 3;
@@ -57,6 +58,17 @@ impl Scene {
     fn count(&self, of: HoldCounter) -> u64 {
         let counts = self.pod.counts();
         counts.iter().find(|(counter, _)| *counter == Counter::Holds(of)).unwrap().1
+    }
+
+    /// Follows an operator's order to reset the key of `request`.
+    fn reset(&self, request: &Request<'_>) {
+        let Some(Resolved::Charged(charge)) =
+            self.pod.resolve(&self.rig.rules, request).into_iter().next()
+        else {
+            panic!("it has a rule")
+        };
+        let order = Order::new(Action::Reset, "test");
+        self.pod.shared.follow_order(0, Ordered::Now(charge.own, order));
     }
 
     async fn remaining(&self) -> u64 {
@@ -274,17 +286,8 @@ async fn a_reset_frees_slots_and_takes_nothing_back_from_older_holds() {
     for n in 0..9 {
         assert!(scene.starts("tokens", &format!("t{n}"), 100).await);
     }
-    for request in [start("slot", "", 1), start("tokens", "", 1)] {
-        let Some(Resolved::Charged(charge)) =
-            scene.pod.resolve(&scene.rig.rules, &request).into_iter().next()
-        else {
-            panic!("it has a rule")
-        };
-        scene
-            .pod
-            .shared
-            .follow_order(0, Ordered::Now(charge.own, Order::new(Action::Reset, "test")));
-    }
+    scene.reset(&start("slot", "", 1));
+    scene.reset(&start("tokens", "", 1));
     seconds(1).await;
     assert_eq!(scene.room().await, LIMIT);
     // The embedded store has kept its count, of which 100 are left.
@@ -293,4 +296,58 @@ async fn a_reset_frees_slots_and_takes_nothing_back_from_older_holds() {
     }
     seconds(1).await;
     assert!(!scene.starts("tokens", "newer", 101).await, "nothing comes back");
+}
+
+/// The store of these tests has kept its count, so what comes back of the old one shows.
+#[tokio::test(start_paused = true)]
+async fn a_start_that_is_decided_during_a_reset_gives_nothing_back() {
+    for denied in [false, true] {
+        let scene = Scene::new();
+        if denied {
+            let other = scene.rig.pod_numbered(7);
+            for n in 0..LIMIT {
+                let verdict =
+                    other.decided(&scene.rig.rules, &start("slot", &n.to_string(), 1)).await;
+                assert_eq!(verdict.unwrap().code, Code::Ok);
+            }
+        }
+        *scene.rig.store.round_trip.lock() = Duration::from_millis(4);
+        let mut request = start("tokens", "race", 100);
+        request.descriptors.extend(start("slot", "race", 1).descriptors);
+        let reset = async {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            scene.reset(&start("tokens", "", 1));
+            scene.remaining().await
+        };
+        let (verdict, before) = tokio::join!(scene.decided(&request), reset);
+        assert_eq!(verdict.code == Code::OverLimit, denied);
+        scene.decided(&end("tokens", "race", 0)).await;
+        seconds(3).await;
+        assert!(scene.remaining().await <= before, "{denied}: {before}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_ends_during_a_reset_gives_nothing_back() {
+    let scene = Scene::new();
+    let verdict = scene.decided(&start("tokens", "race", 100)).await;
+    let shared = &scene.pod.shared;
+    let now = shared.clock.now();
+    let (held, _) = shared.starts.forget(verdict.started.unwrap()).expect("it is open");
+    scene.reset(&start("tokens", "", 1));
+    let before = scene.remaining().await;
+    shared.end_holds(&held, End::Cost(0), now);
+    seconds(3).await;
+    assert_eq!(scene.remaining().await, before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_begins_after_a_reset_gives_back_what_it_took() {
+    let scene = Scene::new();
+    scene.reset(&start("tokens", "", 1));
+    seconds(1).await;
+    assert!(scene.starts("tokens", "later", 700).await);
+    scene.decided(&end("tokens", "later", 0)).await;
+    seconds(3).await;
+    assert!(scene.starts("tokens", "last", 990).await);
 }
