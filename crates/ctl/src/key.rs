@@ -2,7 +2,7 @@
 //! keys that are blocked.
 //!
 //! It talks to the Redis of the counts, as `explain` does, and so needs no pod's address: pods follow
-//! the stream of orders there, and say there what they have followed.
+//! the stream of orders there, and note the last order that they have followed.
 
 mod fleet;
 mod report;
@@ -96,7 +96,7 @@ pub struct KeyFlags {
 const ON_A_KEY: [(&str, &str); 4] =
     [("action", "show"), ("action", "reset"), ("action", "block"), ("action", "unblock")];
 
-/// What to do with a key, or with all.
+/// The action on a key, or on all keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Action {
     Show,
@@ -110,7 +110,7 @@ enum Action {
 struct Outcome {
     ask: Ask,
     now: Result<Grant, StoreError>,
-    /// Its block; `None` if it is not blocked, or if that could not be read.
+    /// The block of the key; `None` if the key is not blocked, or if that could not be read.
     blocked: Option<Blocked>,
     /// The pods that have slots of it, if it counts slots.
     holders: Option<Vec<Holder>>,
@@ -241,7 +241,7 @@ async fn act(
     let failed = |error| CliError::new(format_args!("key {}: {error}", charge.own));
     let fleet = match (Fleet::read(store, &ask, own).await, flags.order()) {
         (Ok(fleet), _) => Some(fleet),
-        // What is left is unknown then too, and says why.
+        // The count cannot be read then either, and its line says why.
         (Err(_), None) => None,
         (Err(error), Some(_)) => return Err(failed(error)),
     };

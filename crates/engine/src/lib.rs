@@ -34,9 +34,9 @@
 //! and [`sketch`] count. [`secret`] is text that is never shown, and [`span_context`]
 //! the tracing span that a thread works for. [`ask`] is a request to the store and its reply,
 //! [`algorithm`] the arithmetic, and [`store`] the owner of the counts, in memory or in Redis.
-//! [`order`] is what an operator orders for one key, and [`pod`] what a pod says of itself to
-//! operators. [`verdict`] is the answer, [`buffer`] the
-//! local tokens, [`lease`] the lease client that asks the store, and [`limiter`] decides.
+//! [`order`] is an operator's order for one key, and [`pod`] the record of a pod for operators.
+//! [`verdict`] is the answer, [`buffer`] the local tokens, [`lease`] the lease client that asks the
+//! store, and [`limiter`] decides.
 
 #![forbid(unsafe_code)]
 

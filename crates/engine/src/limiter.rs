@@ -12,7 +12,6 @@ mod orders;
 pub mod owners;
 mod pod_counts;
 mod resolve;
-mod slots_since;
 pub mod starts;
 mod transaction;
 
@@ -39,7 +38,6 @@ use crate::limiter::lease_policy::LeasePolicy;
 use crate::limiter::orders::Orders;
 use crate::limiter::owners::{Owner, Owners};
 use crate::limiter::pod_counts::PodCounts;
-use crate::limiter::slots_since::SlotsSince;
 use crate::limiter::starts::Starts;
 use crate::pod::PodRecord;
 use crate::store::{Ask, Purpose, Store, StoreError};
@@ -82,8 +80,7 @@ struct Shared {
     /// Wakes it.
     held: Notify,
     orders: Orders,
-    slots_since: SlotsSince,
-    /// What the pod says of itself, but for what changes with each look.
+    /// The record of the pod, without its slots and the last order, which change often.
     record: Mutex<PodRecord>,
     lease_client: LeaseClient,
     failure_modes: FailureModes,
@@ -125,7 +122,6 @@ impl Limiter {
                 looks_at_starts: AtomicBool::new(false),
                 held: Notify::new(),
                 orders: Orders::default(),
-                slots_since: SlotsSince::default(),
                 record: Mutex::new(PodRecord::new(options.pod, &options.name, &options.hasher)),
                 lease_client,
                 failure_modes: FailureModes::new(clock, options.unix_start, options.pod),
@@ -636,7 +632,7 @@ pub struct Options {
     pub pod: u64,
     /// How long after the last connection of an Envoy was closed by it what it has started is released.
     pub start_grace: Duration,
-    /// A name of this pod that operators recognise, such as that of the host.
+    /// A name of this pod that operators recognise, such as the name of its host.
     pub name: Box<str>,
     /// Number of pods in each domain until the store says how many there are; values below 1 count
     /// as 1.

@@ -75,11 +75,11 @@ pub struct StoreOrders {
 
 /// Follows the orders of stores.
 pub trait Follower: Send + Sync {
-    /// Receives what the store of this number among several says. It must be short and must not
+    /// Receives news from the store of this number among several. It must be short and must not
     /// block.
     fn hear(&self, store: usize, ordered: Ordered);
 
-    /// What the follower says of itself in the store; `None` if it is no pod.
+    /// The record that the store keeps of the follower; `None` if it is no pod.
     fn record(&self) -> Option<PodRecord> {
         None
     }

@@ -1,8 +1,8 @@
-//! What a pod says of itself in the store, for the tools of operators: its name, how far it has
+//! The record of a pod in the store, for the tools of operators: its name, how far it has
 //! followed orders, and fingerprints of what decides its keys.
 //!
-//! Nothing here counts or decides. A pod of an older version says nothing, and what a newer version
-//! says beyond this is passed over.
+//! Nothing here counts or decides. A pod of an older version has no record, and further words in the
+//! record of a newer one are skipped.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use ratelease_rules::key::{Key, KeyHasher};
 
 use crate::order::place::Place;
 
-/// What a pod says of itself.
+/// The record of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodRecord {
     /// The number of the pod among the pods that share the store; it is not in the text.
     pub number: u64,
-    /// A name that an operator recognises, such as that of the host: at most [`NAME_BYTES_MAX`]
+    /// A name that an operator recognises, such as the name of the host: at most [`NAME_BYTES_MAX`]
     /// printable ASCII characters.
     pub name: Box<str>,
     /// The version of the program.
@@ -31,7 +31,7 @@ pub struct PodRecord {
     pub domains: Option<Box<[u32]>>,
     /// The last order of the store that the pod follows; `None` before the first one.
     pub followed: Option<Place>,
-    /// Keys of which the pod has slots, and for how long it has had some without a break: at most
+    /// Keys of which requests of the pod have slots, and for how long the oldest has: at most
     /// [`SLOTS_MAX`], the longest first.
     pub slots: Vec<(Key, Duration)>,
 }

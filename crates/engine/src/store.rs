@@ -136,7 +136,7 @@ pub trait Store: Send + Sync + 'static {
         Box::pin(std::future::ready(Err(StoreError::Refused(NO_ORDERS.to_owned()))))
     }
 
-    /// What the pod of this number says of itself where `ask` is counted; `None` if it says nothing.
+    /// The record of the pod of this number in the store that counts `ask`; `None` if there is none.
     fn read_pod<'a>(&'a self, _ask: &'a Ask, _pod: u64) -> PodFuture<'a> {
         Box::pin(std::future::ready(Err(StoreError::Refused(NO_ORDERS.to_owned()))))
     }
@@ -176,18 +176,18 @@ const NO_ORDERS: &str = "its counts are of one process, which follows no orders"
 /// What [`Store::order`] and [`Store::clear`] return.
 pub type OrderFuture<'a> = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send + 'a>>;
 
-/// What [`Store::read_orders`] returns: the orders of each store.
+/// The result of [`Store::read_orders`]: the orders of each store.
 pub type OrdersFuture<'a> =
     Pin<Box<dyn Future<Output = Result<Vec<StoreOrders>, StoreError>> + Send + 'a>>;
 
-/// What [`Store::pods`] returns.
+/// The result of [`Store::pods`].
 pub type PodsFuture<'a> = Pin<Box<dyn Future<Output = Result<Vec<u64>, StoreError>> + Send + 'a>>;
 
-/// What [`Store::read_pod`] returns.
+/// The result of [`Store::read_pod`].
 pub type PodFuture<'a> =
     Pin<Box<dyn Future<Output = Result<Option<PodRecord>, StoreError>> + Send + 'a>>;
 
-/// What [`Store::holders`] returns.
+/// The result of [`Store::holders`].
 pub type HoldersFuture<'a> =
     Pin<Box<dyn Future<Output = Result<Vec<Holder>, StoreError>> + Send + 'a>>;
 

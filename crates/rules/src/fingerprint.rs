@@ -70,8 +70,8 @@ fn of_node(node: &Node, stores: &StoreNames, hash: &mut Hasher) {
     }
 }
 
-/// Adds what a rule has of the names of its counts, of where they are, and of which requests charge
-/// them.
+/// Adds the parts of a rule that decide the names of its counts, their stores, and which requests
+/// charge them.
 fn of_rule(rule: &Rule, stores: &StoreNames, hash: &mut Hasher) {
     match rule.allowance {
         Allowance::Unlimited => drop(hash.update(b"u")),

@@ -287,7 +287,7 @@ async fn slots_are_shown_by_pod_and_for_how_long() {
         assert_eq!((&one["slots"], &one["name"]), (&slots.into(), &hostname().into()));
     }
     let ran = run(&["show"]);
-    let line = format!("slots    2 of {}, for about ", hostname());
+    let line = format!("slots    2 of {}, the oldest for about ", hostname());
     assert!(ran.ended(0).out.contains(&line), "{line} in {}", ran.out);
 }
 

@@ -1,9 +1,11 @@
 //! The user of `deploy/redis-acl.conf`, over TLS.
 
-use ratelease_engine::order::{Action, Order, Ordered};
+use ratelease_engine::order::{Action, Follower, Order, Ordered};
+use ratelease_engine::pod::PodRecord;
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::{RedisKind, RedisSettings};
 use ratelease_engine::store::{Ask, Heartbeat, Store};
+use ratelease_rules::key::KeyHasher;
 use ratelease_tls::{ClientFiles, ServerCheck};
 
 use std::time::Duration;
@@ -18,6 +20,17 @@ const FILE: &str = include_str!("../../../deploy/redis-acl.conf");
 
 /// The SHA-256 of `secret`.
 const HASH: &str = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+
+/// A pod that follows orders, and says so.
+struct Pod;
+
+impl Follower for Pod {
+    fn hear(&self, _: usize, _: Ordered) {}
+
+    fn record(&self) -> Option<PodRecord> {
+        Some(PodRecord::new(1, "acl", &KeyHasher::new("")))
+    }
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_user_of_the_file_may_do_all_that_a_pod_does() {
@@ -44,13 +57,23 @@ async fn the_user_of_the_file_may_do_all_that_a_pod_does() {
     for leaves in [false, true] {
         store.beat(Heartbeat { pod: 1, lasts, leaves, domain: None }).await.expect("a heartbeat");
     }
-    let (heard, mut blocked) = tokio::sync::mpsc::unbounded_channel();
-    let follow = move |_, ordered| heard.send(ordered).unwrap();
+    let slots = ask(5, 0, 0);
+    let is_registered = async || store.read_pod(&slots, 1).await.expect("its record").is_some();
+    let until_registered = async {
+        while !is_registered().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
     tokio::select! {
-        () = store.follow_orders(&follow) => unreachable!("it never returns"),
-        first = blocked.recv() => assert_eq!(first, Some(Ordered::Blocked(Vec::new()))),
+        () = store.follow_orders(&Pod) => unreachable!("it never returns"),
+        () = until_registered => {}
     }
-    store.order(&ask(5, 0, 0), Order::new(Action::Lift, "")).await.expect("an order");
+    store.order(&slots, Order::new(Action::Lift, "")).await.expect("an order");
+    store.order(&slots, Order::new(Action::Reset, "")).await.expect("another");
+    store.clear(&slots).await.expect("a reset");
+    assert_eq!(store.read_orders(None).await.expect("the orders").len(), 1);
+    store.pods().await.expect("the pods");
+    store.holders(&slots).await.expect("who holds slots");
     let refused: Vec<redis::Value> = server.command(&["ACL", "LOG"]);
     assert_eq!(refused.len(), 0, "{refused:?}");
 }

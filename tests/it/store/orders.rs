@@ -11,7 +11,7 @@ use ratelease_engine::store::{Ask, Heartbeat, Store, StoreError};
 use ratelease_rules::key::Key;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::{ask, connected, count, granted, patient, until, within};
+use super::{ask, connected, count, fresh_key, granted, patient, until, within};
 use crate::support::faketime::FakeClock;
 use crate::support::now;
 use crate::support::redis::{Cluster, Server, Single, tcp};
@@ -145,7 +145,7 @@ fn hex(key: Key) -> String {
     key.words().iter().map(|word| format!("{word:08x}")).collect()
 }
 
-/// Writes an entry into the stream, as anybody may who reaches Redis.
+/// Writes an entry into the stream, as any client of Redis may.
 fn put(server: &Server, field: &str, value: &str) {
     server.command::<String>(&["XADD", "rl:orders", "*", field, value]);
 }
@@ -160,7 +160,9 @@ async fn entries_that_are_no_orders_are_skipped_and_counted() {
     let block = format!("{} block", hex(ask.key));
     // The last is larger than a reply may be.
     let (endless, large) = (format!("{block} {} 1 x", u64::MAX), "x".repeat(5 << 20));
-    for value in [&format!("{} burn 61000 1 b", hex(ask.key)), "", &endless, &large] {
+    // One of a kind that a newer version knows comes first.
+    let burn = format!("{} burn 61000 1 b", hex(fresh_key()));
+    for value in [&burn, "", &endless, &large] {
         put(&single.server, "order", value);
     }
     put(&single.server, "temperature", "21");
@@ -188,8 +190,8 @@ async fn thousands_of_entries_make_room_for_an_order() {
     let store = connected(patient(single.config())).await;
     let (of_key, of_another) = (ask(5, 0, 0), ask(5, 0, 0));
     let many = "for _ = 1, 9000 do redis.call('XADD', KEYS[1], '*', 'order', ARGV[1]) end";
-    let text = format!("{} block 1000 1 x", hex(of_key.key));
-    for given in [&of_key, &of_another] {
+    for (given, of) in [(&of_key, of_key.key), (&of_another, fresh_key())] {
+        let text = format!("{} block 1000 1 x", hex(of));
         single.server.command::<()>(&["EVAL", many, "1", "rl:orders", &text]);
         store.order(given, order(Action::Block(HOUR))).await.unwrap();
         let length = single.server.command::<usize>(&["XLEN", "rl:orders"]);

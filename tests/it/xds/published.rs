@@ -282,7 +282,7 @@ async fn is_registered(pod: &Ratelease, redis: &Single) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_of_pods_are_acted_on_by_the_rules_that_the_control_plane_exports() {
+async fn keys_are_acted_on_by_the_rules_that_a_control_plane_exports() {
     let control = Control::start().await;
     let yaml = std::fs::read_to_string("config/rules/shop.yaml").expect("the demo's rules");
     let files = json!({"files": [{"name": "shop.yaml", "yaml": yaml}]});

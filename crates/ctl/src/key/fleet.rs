@@ -24,7 +24,7 @@ const READ_AT_ONCE: usize = 128;
 /// Names of pods that a line lists.
 const NAMES_MAX: usize = 3;
 
-/// What the tool makes its keys by.
+/// The settings and rules by which the tool makes its keys.
 pub struct Own<'a> {
     pub domain: &'a str,
     /// The fingerprint of the domain's rules.
@@ -46,8 +46,8 @@ pub struct Fleet {
     other_previous: Vec<Box<str>>,
     /// Names of pods with other rules of the domain, or none.
     other_rules: Vec<Box<str>>,
-    /// Number of live pods that say nothing of themselves: those of an older version, and those
-    /// that may not write to this store.
+    /// Number of live pods without a record: an older version writes none, and a pod may lack the
+    /// right to write to this store.
     silent: usize,
 }
 
@@ -61,7 +61,7 @@ pub struct Confirmed {
 // === impl Fleet ===
 
 impl Fleet {
-    /// Reads what the live pods say of themselves where `ask` is counted, and compares it.
+    /// Reads the records of the live pods from the store that counts `ask`, and compares them.
     pub async fn read(store: &dyn Store, ask: &Ask, own: &Own<'_>) -> Result<Self, StoreError> {
         let mut fleet = Self::default();
         let pods = store.pods().await?;
@@ -129,7 +129,7 @@ impl Fleet {
         self.same.len() + others.iter().map(|names| names.len()).sum::<usize>() + self.silent
     }
 
-    /// What to know about the pods that do not make the keys of this tool; empty if all do.
+    /// Remarks on the pods that do not make the keys of this tool; empty if all do.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let mut note = |names: &[Box<str>], what: &str| {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_without_the_same_keys_is_refused_with_the_setting_to_change() {
+    fn a_fleet_without_the_same_keys_is_refused_with_the_setting() {
         let hasher = KeyHasher::new("new");
         let own = own(&hasher);
         let refused = |pods: &[Option<PodRecord>]| {

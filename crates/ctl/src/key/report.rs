@@ -1,4 +1,4 @@
-//! What `ratectl key` prints: the state of keys, and the keys that are blocked.
+//! The output of `ratectl key`: the state of keys, and the keys that are blocked.
 
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ fn key(action: Action, outcome: &Outcome, out: &mut Out) -> Result<(), CliError>
     Ok(())
 }
 
-/// What the state of the count means. After a reset nothing is counted in any case.
+/// A remark on the state of the count. After a reset nothing is counted in any case.
 fn note(action: Action, outcome: &Outcome) -> Option<&'static str> {
     let Outcome { ask, now, blocked, holders, .. } = outcome;
     if action == Action::Reset && holders.as_ref().is_some_and(|holders| !holders.is_empty()) {
@@ -114,14 +114,14 @@ fn holder(holder: &Holder, ask: &Ask, records: &[PodRecord]) -> String {
         return format!("{} of pod {}, which is not registered", holder.slots, holder.pod);
     };
     let since = match since(ask, record) {
-        Some(has) => format!("for about {} s", has.as_secs()),
-        None if record.slots.len() < SLOTS_MAX => "for some seconds".to_owned(),
+        Some(has) => format!("the oldest for about {} s", has.as_secs()),
+        None if record.slots.len() < SLOTS_MAX => "idle, or for some seconds".to_owned(),
         None => "not known for how long".to_owned(),
     };
     format!("{} of {}, {since}", holder.slots, record.name)
 }
 
-/// For how long the pod has had slots of the key, unless it had none for a moment since its record.
+/// For how long the oldest request with slots of the key has run; `None` if none was in the record.
 fn since(ask: &Ask, record: &PodRecord) -> Option<Duration> {
     record.slots.iter().find(|(key, _)| *key == ask.key).map(|(_, has)| *has)
 }

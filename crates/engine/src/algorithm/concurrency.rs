@@ -80,8 +80,9 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// of its time. A pod that holds no slot is not kept.
 const PODS_MAX: usize = 1_000;
 
-/// The beginning of the text that the script stores, and the bytes of a pod in it.
+/// The beginning of the text that the script stores.
 const MARK: &[u8] = b"slots1";
+/// Bytes of each pod in that text.
 const POD_BYTES: usize = 18;
 
 /// The largest number of slots that a pod states.

@@ -217,15 +217,8 @@ impl Shared {
             let next = self.idle.lock().pop_front_if(due);
             let Some((_, key)) = next else { break };
             // The asks are sent while the room that the check found lasts.
-            let next = self.with_existing(key, None, now, |state, visit| {
-                let next = state.inspect(visit);
-                (next, state.is_of_slots().then_some(next.is_some()))
-            });
-            let (next, has_slots) = next.unwrap_or_default();
-            if let Some(has_slots) = has_slots {
-                self.slots_since.note(key, has_slots, now);
-            }
-            if let Some(due) = next {
+            let next = self.with_existing(key, None, now, KeyState::inspect);
+            if let Some(due) = next.flatten() {
                 self.watch(key, due);
             }
         }

@@ -5,6 +5,7 @@
 //! leased from that are dropped here, not returned to the new one.
 
 use std::array;
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use tracing::{info, warn};
 use super::key::KeyState;
 use super::{Charge, Limiter, Shared};
 use crate::order::{Action, Blocked, Follower, Note, ORDERS_MAX, Order, Ordered};
-use crate::pod::{self, PodRecord};
+use crate::pod::{self, PodRecord, SLOTS_MAX};
 use crate::time::Time;
 
 /// Blocks are kept by key in this many parts, so that cores which look for different keys do not
@@ -93,8 +94,8 @@ impl Orders {
         Some(block.ends.since(now))
     }
 
-    /// Whether `key` was reset after `since`. Whoever has tokens in hand that were taken then asks
-    /// this under the lock of the key, before the tokens go back.
+    /// Whether `key` was reset at `since` or later. Tokens that were taken at `since` go back only if
+    /// not: call this under the lock of the key.
     pub(super) fn was_reset_since(&self, key: Key, since: Time) -> bool {
         self.resets.load(Ordering::Relaxed) > 0
             && self.reset_at.lock().iter().any(|(reset, at)| *reset == key && *at >= since)
@@ -112,7 +113,7 @@ impl Orders {
                 note: note.clone(),
             }));
         }
-        blocked.sort_by_key(|blocked| (std::cmp::Reverse(blocked.lasts), blocked.key));
+        blocked.sort_by_key(|blocked| (Reverse(blocked.lasts), blocked.key));
         blocked
     }
 
@@ -224,7 +225,11 @@ impl Follower for Shared {
     }
 
     fn record(&self) -> Option<PodRecord> {
-        let slots = self.slots_since.longest(self.clock.now());
+        let now = self.clock.now();
+        let slots = self.starts.slots_since().into_iter();
+        let mut slots: Vec<_> = slots.map(|(key, since)| (key, now.since(since))).collect();
+        slots.sort_unstable_by_key(|(key, has)| (Reverse(*has), *key));
+        slots.truncate(SLOTS_MAX);
         Some(PodRecord { slots, ..self.record.lock().clone() })
     }
 }
@@ -264,8 +269,8 @@ impl Shared {
     /// requests that are being decided, of starts that are ending, of asks on their way. Their holders
     /// find out by [`Orders::was_reset_since`]: the reset counts as later than anything from before the
     /// first step until after the last one. Tokens of the new count that come meanwhile are forgotten
-    /// too, so that rather too much is counted. Slots are no such tokens: those in use stay in use,
-    /// and the pod states them to the new count, but for those of open starts.
+    /// too, so that rather too much is counted. Slots are no such tokens: open starts lose them, and
+    /// the pod states all others in use to the new count.
     fn follow_reset(&self, key: Key) {
         self.orders.begin_reset(key);
         self.table.with_existing(key, KeyState::forget_count);

@@ -25,6 +25,7 @@ mod part;
 mod recent;
 mod start;
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -253,6 +254,22 @@ impl Starts {
     /// number of slots that were dropped.
     pub fn forget_key(&self, key: Key) -> u64 {
         self.parts.iter().map(|part| part.lock().forget_key(key)).sum()
+    }
+
+    /// The keys of slots that starts hold, each with when the oldest of its starts began. It looks at
+    /// all starts.
+    pub fn slots_since(&self) -> HashMap<Key, Time> {
+        let mut since = HashMap::new();
+        for part in &self.parts {
+            let part = part.lock();
+            for start in part.requests.values().flatten() {
+                for (_, hold) in start.held.iter().filter(|(_, hold)| hold.is_of_slots()) {
+                    let oldest = since.entry(hold.key).or_insert(start.began);
+                    *oldest = start.began.min(*oldest);
+                }
+            }
+        }
+        since
     }
 
     /// The numbers of the parts, for [`Starts::expire`].

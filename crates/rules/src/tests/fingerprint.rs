@@ -62,7 +62,7 @@ fn whatever_names_a_count_changes_it() {
 }
 
 #[test]
-fn it_is_of_one_domain_and_fixed_so_that_pods_of_two_releases_agree() {
+fn it_is_fixed_so_that_pods_of_two_releases_agree() {
     assert_eq!(fingerprint("domain: other"), None);
     let rules = format!("- {{key: a, rate_limit: {{{LIMIT}}}}}\n");
     assert_eq!(of(&rules), 4_719_941_727_995_668_764);

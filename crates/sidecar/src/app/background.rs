@@ -170,7 +170,7 @@ async fn follow_rules((published, limiter): (Arc<CurrentRules>, Limiter)) {
         if let Some(rules) = published.current() {
             limiter.apply_rules(&rules).await;
             let limiter = limiter.clone();
-            // It fails only if it panics, which is logged, or at the end of the process.
+            // The task fails only if it panics, which is logged, or at the end of the process.
             let _ = spawn_blocking(move || limiter.register_rules(&rules)).await;
         }
         if changes.changed().await.is_err() {

@@ -163,6 +163,7 @@ impl Part {
                 owner,
                 node: None,
                 interval_ms: 0,
+                began: now,
                 seen: now,
                 phase: Phase::Asking,
                 is_aside,

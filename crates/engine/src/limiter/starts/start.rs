@@ -102,6 +102,7 @@ pub(super) struct Start {
     pub(super) node: Option<Node>,
     /// The longest time without a sign of life, in milliseconds, once one has come; else 0.
     pub(super) interval_ms: u32,
+    pub(super) began: Time,
     /// When it began, or gave the last sign of life.
     pub(super) seen: Time,
     pub(super) phase: Phase,

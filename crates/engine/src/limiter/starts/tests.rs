@@ -571,3 +571,19 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn slots_are_held_since_the_oldest_start_began() {
+    let starts = Starts::default();
+    let of_key = |n, hold: Hold| Hold { key: Key::for_test(n), ..hold };
+    for (n, seconds) in [(1, 5), (2, 3), (3, 8)] {
+        assert!(take(&starts, id(n), of_key(1, slot()), at(seconds)));
+    }
+    assert!(take(&starts, id(4), of_key(2, slot()), at(4)));
+    assert!(take(&starts, id(5), of_key(3, hold(7)), at(1)));
+    starts.note_sign(id(2).request, Node::default(), at(9));
+    let since = |key| starts.slots_since().get(&Key::for_test(key)).copied();
+    assert_eq!([1, 2, 3].map(since), [Some(at(3)), Some(at(4)), None]);
+    settle(&starts, id(2), 0);
+    assert_eq!(since(1), Some(at(5)));
+}

@@ -298,7 +298,7 @@ async fn a_reset_frees_slots_and_takes_nothing_back_from_older_holds() {
     assert!(!scene.starts("tokens", "newer", 101).await, "nothing comes back");
 }
 
-/// The store of these tests has kept its count, so what comes back of the old one shows.
+/// The store of these tests keeps its count, so tokens that come back show in it.
 #[tokio::test(start_paused = true)]
 async fn a_start_that_is_decided_during_a_reset_gives_nothing_back() {
     for denied in [false, true] {

@@ -110,7 +110,7 @@ impl RedisStore {
                 let why = &why.text;
                 tracing::warn!(
                     "orders for single keys are not followed: {why}; a reset takes longer to reach \
-                     this pod, and a block does not reach it (it needs Redis 5, and the user +xread)"
+                     this pod, and a block does not reach it (it needs Redis 5, and the user +xread +xrange)"
                 );
             }
             let wait = match link.strong_count() {
@@ -187,7 +187,7 @@ fn renewed() -> Fault {
     Fault::new(Kind::Lost, "the store's own connection was replaced")
 }
 
-/// Whom the orders are told to.
+/// The follower, and how far it has followed.
 struct Told<'a> {
     follow: Follow<'a>,
     /// The last order that was told, after each look at the stream.
@@ -255,8 +255,8 @@ impl Following {
         Ok(following)
     }
 
-    /// Reads the whole stream, by a script that leaves out what is too long for an order: an entry
-    /// that no reply has room for must not end each connection anew.
+    /// Reads the whole stream, by a script that leaves out the fields of an entry which is too long
+    /// for an order: XREAD would end the connection with each attempt.
     async fn all(&mut self) -> Result<Vec<Entry>, Fault> {
         let mut all = Vec::new();
         for _ in 0..PAGES_MAX {

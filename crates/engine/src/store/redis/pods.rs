@@ -1,5 +1,5 @@
-//! What pods say of themselves, for the tools of operators: each pod writes a record of its own,
-//! `rl:pod:<its number>`, and tools read the records of the pods whose heartbeats are in `rl:pods`.
+//! Records of pods, for the tools of operators: each pod writes one, `rl:pod:<its number>`, and tools
+//! read the records of the pods whose heartbeats are in `rl:pods`.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::pod::PodRecord;
 use crate::store::{Ask, PODS_MAX, StoreError};
 use crate::time::Time;
 
-/// Live pods: `beat.lua` says what the key holds.
+/// The numbers of live pods; `beat.lua` describes the key.
 static LIVE: Script = Script::new(
     "local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -44,8 +44,8 @@ const LASTS: Duration = Duration::from_secs(35);
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// Writes what `follow` says of itself, with the last order that it has heard: when that
-    /// changes, at most 2 s later, and from time to time. Never returns; does nothing for a tool.
+    /// Writes the record of `follow`, with the last order that it has heard: when that changes, at
+    /// most 2 s later, and every 10 s. Never returns; does nothing for a tool.
     pub(super) async fn register(
         &self,
         follow: Follow<'_>,
@@ -78,7 +78,7 @@ impl RedisStore {
         let text = Some(record.text().into_bytes());
         let arguments = vec![millis(LASTS)];
         let call = Call { text, ..Call::new(&WRITE, self.pod_key(record.number), arguments) };
-        // Where the store is away, the next look writes it; nobody waits for this.
+        // If the store is away, the next look writes it; no request waits for this.
         let done = Trip::new(&call).result(self, |_| Ok(())).await;
         *written = done.is_ok().then_some((essence, now));
     }
@@ -100,7 +100,7 @@ impl RedisStore {
     }
 
     /// The record of the pod of this number; `None` if there is none, or not one that can be read.
-    /// What it says of slots is brought up to the present.
+    /// The times of its slots are as of now.
     pub(super) async fn record_of(&self, number: u64) -> Result<Option<PodRecord>, StoreError> {
         let call = Call::new(&READ, self.pod_key(number), Vec::new());
         let read = |reply: &Value| {
