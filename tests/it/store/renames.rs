@@ -592,7 +592,8 @@ async fn a_huge_value_is_not_moved() {
         let command = [&["EVAL", push, "1", name][..], &entries].concat();
         single.server.command::<()>(&command);
     };
-    let puts: [(_, &dyn Fn(&str)); 2] = [(ALGORITHMS[0], &text), (LOG, &list)];
+    type Put<'a> = &'a dyn Fn(&str);
+    let puts: [(_, Put<'_>); 2] = [(ALGORITHMS[0], &text), (LOG, &list)];
     for (by, put) in puts {
         let change = Change::of(&settings, ask_by(by, 4, 0)).await;
         let name = change.before.key.in_store("");

@@ -153,7 +153,7 @@ impl Store for Link {
             let mut orders = self.redis.follow(self.pod);
             while let Some(ordered) = orders.recv().await {
                 let is_reset = is_reset(&ordered);
-                follow(0, ordered);
+                follow.hear(0, ordered);
                 self.redis.note_followed(self.pod, is_reset);
             }
             std::future::pending::<()>().await;

@@ -203,6 +203,7 @@ impl Pod {
             wait_max: Duration::from_millis(15),
             buffer_bytes_max: 1 << 20,
             pod: number,
+            name: Box::default(),
             start_grace: START_GRACE,
             pods_expected: 2,
             hasher,
