@@ -2,11 +2,15 @@
 //! timeout of its filter (20 ms): each request waits for Redis, and no pod admits locally.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::caller::{charge, passes, request};
 use crate::demand::Arrival;
 use crate::drive::{Said, count, drive};
 use crate::pods::Pods;
@@ -151,6 +155,77 @@ async fn no_pod_admits_by_itself_just_after_its_start() {
     }
     println!("answers without Redis of the first {FIRST} of a pod, by round: {rounds:?}");
     assert!(rounds.last().is_some_and(is_clean), "by round: {rounds:?}");
+}
+
+/// Slots of one key, and callers of whom each has one request in progress, if it may.
+const SLOTS: u64 = 8;
+const CALLERS: u64 = 16;
+
+/// Requests of each caller in a round.
+const STARTS: u64 = 40;
+
+/// A round in which the machine accounts for more than this part of the answers says nothing.
+const EXCUSED_PART: u64 = 20;
+
+/// A start that came while the end before it was being told to Redis once waited for two round trips.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_pod_starts_a_request_by_itself_while_slots_are_far_away() {
+    let _alone = MACHINE.write().await;
+    let cluster = Cluster::start_with(&ClusterOptions::new(MASTERS, 1).proxied());
+    cluster.proxies.iter().for_each(|proxy| proxy.set(Fault::Distance { each_way: EACH_WAY }));
+    let text = format!(
+        "domain: slots\ndescriptors:\n- key: model\n  descriptors: [{{key: id, rate_limit: \
+         {{algorithm: concurrency, requests_per_unit: {SLOTS}, hold: {{for: 1m}}}}}}]\n"
+    );
+    let pods = Pods::start_with("slots", PODS, &cluster.places(), &text, &[]).await;
+    let mut rounds: Vec<(u64, Late)> = Vec::new();
+    let is_calm = |late: &Late| late.excused <= CALLERS * STARTS / EXCUSED_PART;
+    let is_clean = |(_, late): &(u64, Late)| late.answers <= late.excused && is_calm(late);
+    while rounds.len() < ROUNDS_MAX && !rounds.last().is_some_and(is_clean) {
+        let (before, probe) = (pods.local(), Probe::start(cluster.proxies[0].addr));
+        let most = requests_in_progress(&pods, rounds.len()).await;
+        let excused = COUNTED_MAX * probe.stop().late_of(CALLERS * STARTS, WAIT_LIMIT);
+        rounds.push((most, Late { answers: pods.local() - before, excused }));
+    }
+    println!("most in progress of {SLOTS}, and answers without Redis, by round: {rounds:?}");
+    for (most, late) in &rounds {
+        assert!(*most <= SLOTS + late.answers, "{rounds:?}");
+    }
+    assert!(rounds.last().is_some_and(is_clean), "by round: {rounds:?}");
+    pods.are_unharmed();
+}
+
+/// Callers of all pods start requests, and end each after some time. Returns the most that were in
+/// progress at once.
+async fn requests_in_progress(pods: &Pods, round: usize) -> u64 {
+    let [running, most] = [Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default()];
+    let mut callers = JoinSet::new();
+    for caller in 0..CALLERS {
+        let client = pods.pods[usize::try_from(caller).unwrap() % PODS].caller.clone();
+        let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+        callers.spawn(async move {
+            let mut rng = Rng::new();
+            for nth in 0..STARTS {
+                let id = format!("{round}-{caller}-{nth}");
+                let mut line = charge("model", "x", 1);
+                line.entries.push(("id", id));
+                let start = client.clone().ask(request("slots", &[line.clone()])).await;
+                if !passes(&start.expect("an answer")) {
+                    tokio::time::sleep(Duration::from_millis(1 + rng.below(25))).await;
+                    continue;
+                }
+                most.fetch_max(running.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(20 + rng.below(60))).await;
+                running.fetch_sub(1, Ordering::Relaxed);
+                line.entries.push(("ratelease.settle", "1".to_owned()));
+                client.clone().ask(request("slots", &[line])).await.expect("an answer");
+            }
+        });
+    }
+    while let Some(ended) = callers.join_next().await {
+        ended.expect("every call had an answer");
+    }
+    most.load(Ordering::Relaxed)
 }
 
 /// Number of new keys, large enough that each of three masters almost certainly owns some.

@@ -85,6 +85,15 @@ pub struct Slots {
     pub pod: u64,
     /// Its slots, in use and idle together; counted up to 2^32 - 1.
     pub held: u64,
+    /// The number of the ask among those of the pod, of which each has the next one; after the largest
+    /// number comes 0. A store ignores an ask that arrives after a later one.
+    pub order: u32,
+    /// The number of the first of the asks whose replies may still bring slots; that of this ask if
+    /// there is none. The store adds to `held` what it has lent since that ask, and the pod has not
+    /// received.
+    pub since: u32,
+    /// Slots that the pod has received since that ask; counted up to 2^32 - 1.
+    pub received: u64,
 }
 
 /// Tokens that return to the store.

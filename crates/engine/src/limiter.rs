@@ -79,6 +79,8 @@ struct Shared {
     looks_at_starts: AtomicBool,
     /// Wakes it.
     held: Notify,
+    /// The number of the next ask that states slots.
+    slot_asks: AtomicU32,
     orders: Orders,
     /// The record of the pod, without its slots and the last order, which change often.
     record: Mutex<PodRecord>,
@@ -121,6 +123,7 @@ impl Limiter {
                 owners: Owners::new(options.start_grace),
                 looks_at_starts: AtomicBool::new(false),
                 held: Notify::new(),
+                slot_asks: AtomicU32::new(0),
                 orders: Orders::default(),
                 record: Mutex::new(PodRecord::new(options.pod, &options.name, &options.hasher)),
                 lease_client,
@@ -519,6 +522,7 @@ impl Shared {
             now,
             pods: &self.pods,
             pod,
+            slot_asks: &self.slot_asks,
             wait_min,
             lease_client: &self.lease_client,
             asks: Vec::new(),

@@ -156,7 +156,10 @@ impl ExactLimiter {
     fn blank(&self, charge: &Charge<'_>) -> Ask {
         let of_slots = !charge.applied.limit.algorithm.has_window();
         let held = self.in_use.get(&charge.own).copied().unwrap_or_default();
-        Ask { slots: of_slots.then_some(Slots { pod: 0, held }), ..charge.look() }
+        Ask {
+            slots: of_slots.then_some(Slots { pod: 0, held, order: 0, since: 0, received: 0 }),
+            ..charge.look()
+        }
     }
 
     fn now(&self) -> Time {

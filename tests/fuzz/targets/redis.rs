@@ -52,7 +52,7 @@ fn any_numbers_grant_what_was_asked_for_or_nothing() {
         _ => 0,
     };
     let reply = |rng: &mut Rng| {
-        let count = rng.within(3..8);
+        let count = rng.within(3..9);
         let numbers = (0..count).map(|_| format!(":{}\r\n", number(rng).cast_signed()));
         format!("*{count}\r\n{}", numbers.collect::<String>()).into_bytes()
     };

@@ -275,7 +275,7 @@ async fn slots_are_shown_by_pod_and_for_how_long() {
         let common = ["--domain", "shop", "stream=any"];
         key(dir.path(), &redis, "fleet", "rules", &[args, &common].concat())
     };
-    let shown = wait_for("both pods say since when", Duration::from_secs(20), || {
+    let shown = wait_for("both pods say since when", Duration::from_secs(40), || {
         let state = run(&["show", "--json"]).ended(0).json()["keys"][0]["key"].clone();
         let slots = state["slots"].as_array().unwrap();
         let is_known = slots.len() == 2 && slots.iter().all(|it| !it["held_seconds"].is_null());

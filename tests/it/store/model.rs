@@ -235,7 +235,8 @@ impl Count {
         let is_held = counting(self.limit).token == Token::Permit && rng.below(8) > 0;
         is_held.then(|| {
             let pod = rng.pick(&[0, 1, 1 << 32, u64::MAX]);
-            Slots { pod, held: amount(rng) }
+            let [order, since] = [0; 2].map(|_| rng.pick(&[0, 0, 0, 1, u32::MAX]));
+            Slots { pod, held: amount(rng), order, since, received: amount(rng) }
         })
     }
 

@@ -107,7 +107,7 @@ async fn slots_that_pods_hold_under_either_name_are_counted_together() {
     let settings = patient(Cluster::shared().config());
     let limit =
         Limit { algorithm: Algorithm::Concurrency, ..Limit::fixed_window(10, Unit::Second) };
-    let slots = |pod, held| Some(Slots { pod, held });
+    let slots = |pod, held| Some(Slots { pod, held, order: 0, since: 0, received: 0 });
     let before = Ask { want: 6, slots: slots(1, 0), ..Ask::look(fresh_key(), limit) };
     let change = Change::of(&settings, before).await;
     assert_eq!(granted(&*change.old, change.before).await.tokens, 6);
@@ -179,7 +179,7 @@ async fn a_count_that_has_become_empty_is_not_begun_again() {
 async fn slots_that_were_given_back_are_not_lent_by_an_old_mark() {
     let settings = patient(Cluster::shared().config());
     let limit = Limit { algorithm: Algorithm::Concurrency, ..Limit::fixed_window(5, Unit::Second) };
-    let states = |pod, held| Some(Slots { pod, held });
+    let states = |pod, held| Some(Slots { pod, held, order: 0, since: 0, received: 0 });
     let before = Ask { want: 5, slots: states(1, 0), ..Ask::look(fresh_key(), limit) };
     let change = Change::of(&settings, before).await;
     assert_eq!(granted(&*change.old, change.before).await.tokens, 5);

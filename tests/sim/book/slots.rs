@@ -13,9 +13,19 @@ const SILENCE: Duration = Duration::from_millis(3_900);
 
 #[derive(Debug, Default)]
 pub struct Slots {
-    /// What each pod had after its last ask, and when that was.
-    pods: HashMap<u64, (u64, Time)>,
+    pods: HashMap<u64, Pod>,
     excused: u64,
+}
+
+#[derive(Debug)]
+struct Pod {
+    /// What it has after its last ask: stated, lent, and on its way.
+    held: u64,
+    /// The number of its last ask.
+    order: u32,
+    at: Time,
+    /// The slots lent by each ask, with its number.
+    lent: Vec<(u32, u64)>,
 }
 
 impl Book for Slots {
@@ -24,9 +34,21 @@ impl Book for Slots {
         let Some(stated) = ask.slots else {
             return if grant.tokens == 0 { Ok(()) } else { Err("slots for no pod".into()) };
         };
-        self.pods.insert(stated.pod, (stated.held + grant.tokens, *at));
-        self.pods.retain(|_, (_, seen)| at.since(*seen) < SILENCE);
-        let held: u64 = self.pods.values().map(|(held, _)| held).sum();
+        self.pods.retain(|_, pod| at.since(pod.at) < SILENCE);
+        // The store keeps nothing of a pod that has no slots.
+        let last = self.pods.get(&stated.pod).filter(|pod| pod.held > 0);
+        if last.is_some_and(|pod| pod.order > stated.order) {
+            // A later ask has overtaken it.
+            return if grant.tokens == 0 { Ok(()) } else { Err("slots for a late ask".into()) };
+        }
+        let former = self.pods.remove(&stated.pod);
+        let mut lent = former.map(|pod| pod.lent).unwrap_or_default();
+        lent.retain(|(order, _)| *order >= stated.since);
+        let on_its_way = lent.iter().map(|(_, slots)| slots).sum::<u64>();
+        let held = stated.held + on_its_way.saturating_sub(stated.received) + grant.tokens;
+        lent.push((stated.order, grant.tokens));
+        self.pods.insert(stated.pod, Pod { held, order: stated.order, at: *at, lent });
+        let held: u64 = self.pods.values().map(|pod| pod.held).sum();
         let limit = ask.limit.requests_per_unit;
         if grant.tokens > 0 && held > limit {
             return Err(format!("{held} slots lent of {limit}"));
@@ -36,7 +58,7 @@ impl Book for Slots {
 
     fn fail_over(&mut self, _failover: &Failover) {
         // Pods state what they have within a second; until then all of it may be lent once more.
-        self.excused += self.pods.drain().map(|(_, (held, _))| held).sum::<u64>();
+        self.excused += self.pods.drain().map(|(_, pod)| pod.held).sum::<u64>();
     }
 
     fn excused(&self) -> u64 {

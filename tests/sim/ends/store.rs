@@ -378,10 +378,14 @@ impl Counts {
     fn slots_without_of(&self, (key, limit): (Key, Limit), pod: Option<u64>, wall_us: u64) -> u64 {
         let key = self.name(key);
         let limit = Limit { requests_per_unit: u64::from(u32::MAX), ..limit };
-        let slots = pod.map(|pod| Slots { pod, held: 0 });
-        let look = Ask { slots, ..Ask::look(key, limit) };
-        let (_, grant) = step(self.states.get(&key).cloned(), wall_us, &look);
-        limit.requests_per_unit - grant.left
+        // An ask whose number is not after the pod's last one counts the pod's slots: one of these is.
+        let counted = [0, 1 << 31].map(|order| {
+            let slots = pod.map(|pod| Slots { pod, held: 0, order, since: order, received: 0 });
+            let look = Ask { slots, ..Ask::look(key, limit) };
+            let (_, grant) = step(self.states.get(&key).cloned(), wall_us, &look);
+            limit.requests_per_unit - grant.left
+        });
+        counted[0].min(counted[1])
     }
 
     fn tokens(&self, wall_us: u64) -> u64 {

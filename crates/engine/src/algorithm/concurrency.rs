@@ -10,8 +10,10 @@
 //! Never more than the limit is lent in all, as long as pods ask in time and the store keeps its
 //! state. What pods state beyond the limit, after a limit was lowered or a state was lost, stands,
 //! since requests that run cannot be undone: nothing is lent until enough of them have ended. An
-//! ask that arrives after a later one of the same pod, over another connection, states an old
-//! number, and what it leaves out may be lent twice until the pod asks again.
+//! ask that arrives after a later one of the same pod is out of date: by their numbers
+//! ([`Slots::order`]) the store knows it, changes nothing, and lends nothing. An ask that leaves while
+//! others are out does not state what those may bring. The store knows what they have brought, and
+//! counts what the pod has not received.
 //!
 //! # The time of a key
 //!
@@ -44,8 +46,10 @@ pub(super) static COUNTING: Counting = Counting {
         script: &SCRIPT,
         arguments: |ask, _| {
             let times = [limit_of(ask.limit), millis(SLOTS_TTL), millis(KEPT)];
-            let slots = ask.slots.map(|Slots { pod, held }| {
-                [pod >> 32, pod & u64::from(u32::MAX), held.min(SLOTS_MAX)]
+            let slots = ask.slots.map(|Slots { pod, held, order, since, received }| {
+                let [held, received] = [held, received].map(|slots| slots.min(SLOTS_MAX));
+                let halves = [pod >> 32, pod & u64::from(u32::MAX)];
+                [halves[0], halves[1], held, order.into(), since.into(), received]
             });
             let own: Vec<u64> = times.into_iter().chain(slots.into_iter().flatten()).collect();
             arguments(&Ask { back: None, ..*ask }, &own)
@@ -81,9 +85,9 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 const PODS_MAX: usize = 1_000;
 
 /// The beginning of the text that the script stores.
-const MARK: &[u8] = b"slots1";
+const MARK: &[u8] = b"slots2";
 /// Bytes of each pod in that text.
-const POD_BYTES: usize = 18;
+const POD_BYTES: usize = 26;
 
 /// The largest number of slots that a pod states.
 const SLOTS_MAX: u64 = u32::MAX as u64;
@@ -105,6 +109,10 @@ struct Pod {
     number: u64,
     /// From 1 to [`SLOTS_MAX`].
     slots: u64,
+    /// [`Slots::order`] of its last ask.
+    order: u32,
+    /// Slots lent to it since the ask that its last one names as [`Slots::since`].
+    lent: u64,
     /// The key's time of its last ask, in milliseconds.
     seen: u64,
 }
@@ -131,6 +139,8 @@ pub struct Lent {
     pub held: u64,
     /// Number of pods that hold any.
     pub pods: u64,
+    /// A later ask of the pod came first.
+    pub is_late: bool,
 }
 
 /// Reads the text that the script stores: the pods that are not forgotten, those with the most slots
@@ -146,7 +156,7 @@ pub fn holders(state: &[u8]) -> Option<Vec<Holder>> {
     let (pods, rest) = pods.as_chunks::<POD_BYTES>();
     rest.is_empty().then_some(())?;
     let holders = pods.iter().map(|pod| {
-        let (name, slots, seen) = (&pod[..8], &pod[8..12], &pod[12..]);
+        let (name, slots, seen) = (&pod[..8], &pod[8..12], &pod[12..18]);
         let silent = Duration::from_millis(at.saturating_sub(number(seen)));
         Holder { pod: number(name), slots: number(slots), silent }
     });
@@ -165,20 +175,30 @@ pub fn step(state: &mut State, now_unix_us: u64, ask: &Ask) -> Grant {
     let is_here = |pod: &&Pod| at.saturating_sub(pod.seen) < millis(SLOTS_TTL);
     let others: Vec<Pod> = state.pods.iter().filter(is_other).filter(is_here).copied().collect();
     let held = others.iter().fold(0, |sum: u64, pod| sum.saturating_add(pod.slots));
-    let lent = Lent { tokens: 0, now_unix_us, held, pods: others.len() as u64 };
-    let Some(Slots { pod: number, held: stated }) = ask.slots else {
+    let lent = Lent { tokens: 0, now_unix_us, held, pods: others.len() as u64, is_late: false };
+    let Some(Slots { pod: number, held: stated, order, since, received }) = ask.slots else {
         return grant(ask, &lent);
     };
+    let own = state.pods.iter().filter(is_here).find(|pod| pod.number == number);
+    if let Some(own) = own.filter(|own| is_before(order, own.order)) {
+        let held = held.saturating_add(own.slots);
+        return grant(ask, &Lent { held, pods: lent.pods + 1, is_late: true, ..lent });
+    }
     if others.len() >= PODS_MAX {
         return grant(ask, &Lent { held: held.max(limit_of(ask.limit)), ..lent });
     }
-    let stated = stated.min(SLOTS_MAX);
+    // What was lent, and is still on its way to the pod, is the pod's.
+    let lent_then =
+        own.filter(|own| since != order && !is_before(own.order, since)).map_or(0, |own| own.lent);
+    let on_its_way = lent_then.saturating_sub(received.min(SLOTS_MAX));
+    let stated = stated.min(SLOTS_MAX).saturating_add(on_its_way).min(SLOTS_MAX);
     let free = limit_of(ask.limit).saturating_sub(held).saturating_sub(stated);
     let tokens = if ask.need <= free { ask.want.max(ask.need).min(free) } else { 0 };
     let slots = stated + tokens;
     state.pods = others;
     if slots > 0 {
-        state.pods.push(Pod { number, slots, seen: at });
+        let lent = (lent_then + tokens).min(SLOTS_MAX);
+        state.pods.push(Pod { number, slots, order, lent, seen: at });
     }
     (state.asked, state.at) = if state.pods.is_empty() { (0, 0) } else { (now, at) };
     grant(ask, &Lent { tokens, held: held + slots, pods: state.pods.len() as u64, ..lent })
@@ -202,15 +222,17 @@ pub fn grant(ask: &Ask, lent: &Lent) -> Grant {
 
 /// Reads the script's reply.
 fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
-    let &[tokens, now_unix_us, held, pods] = numbers else { return None };
+    let &[tokens, now_unix_us, held, pods, late] = numbers else { return None };
     let stated = ask.slots.map_or(0, |slots| slots.held.min(SLOTS_MAX));
     let debited = tokens == 0
         || (ask.slots.is_some()
             && held <= limit_of(ask.limit)
             && stated.checked_add(tokens).is_some_and(|own| own <= held));
-    let debited = debited && (held >= stated || pods >= PODS_MAX as u64);
+    let is_late = late == 1;
+    let debited = debited && (held >= stated || pods >= PODS_MAX as u64 || is_late);
+    let debited = debited && (tokens == 0 || !is_late);
     let counted = pods <= PODS_MAX as u64 && pods <= held && (pods > 0 || tokens == 0);
-    let lent = Lent { tokens, now_unix_us, held, pods };
+    let lent = Lent { tokens, now_unix_us, held, pods, is_late };
     (debited && counted).then(|| grant(ask, &lent))
 }
 
@@ -218,6 +240,12 @@ fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
 /// cut.
 fn limit_of(terms: Limit) -> u64 {
     terms.requests_per_unit.min(SLOTS_MAX)
+}
+
+/// Whether an ask of this number was made before the other one. Numbers begin again at 0, so half of
+/// them count as later.
+fn is_before(order: u32, other: u32) -> bool {
+    (1..1 << 31).contains(&other.wrapping_sub(order))
 }
 
 const fn millis(span: Duration) -> u64 {

@@ -45,13 +45,20 @@ fn any_amount() -> impl Strategy<Value = u64> {
 fn any_ask(limit: Limit) -> impl Strategy<Value = Ask> {
     let back = proptest::option::of((any_amount(), proptest::option::of(any_time())));
     let ttl = prop_oneof![Just(Duration::from_secs(2)), Just(Duration::MAX)];
-    let slots = proptest::option::of((0..4u64, any_amount()));
+    let slots =
+        proptest::option::of((0..4u64, any_amount(), (any::<u32>(), any::<u32>(), any_amount())));
     let flags = (any::<bool>(), any::<bool>());
     let owed = prop_oneof![3 => Just(0), 1 => any_amount()];
     (any_amount(), any_amount(), owed, flags, back, ttl, slots).prop_map(
         move |(want, need, owed, (charge_denied, carry_debt), back, ttl, slots)| {
             let back = back.map(|(tokens, epoch)| Return { tokens, epoch });
-            let slots = slots.map(|(pod, held)| Slots { pod, held });
+            let slots = slots.map(|(pod, held, (order, since, received))| Slots {
+                pod,
+                held,
+                order,
+                since,
+                received,
+            });
             let look = Ask::look(Key::for_test(0), limit);
             Ask { want, need, charge_denied, owed, carry_debt, ttl, back, slots, ..look }
         },

@@ -8,12 +8,14 @@ mod slots;
 use std::collections::VecDeque;
 use std::mem::size_of;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use ratelease_rules::key::Key;
 use ratelease_rules::{Allowance, FailureMode, Limit, Rule, Unit};
 use tokio::sync::oneshot;
 
+use self::slots::SlotsAsked;
 use crate::algorithm::{Token, counting};
 use crate::buffer::table::{Entry, Link};
 use crate::buffer::{Buffer, Cold, LeaseKind, LeasedTokens, Refill, Take};
@@ -25,7 +27,7 @@ use crate::limiter::resolve::{Charge, failure_mode_of};
 use crate::limiter::starts::Unspent;
 use crate::limiter::{KeyView, RoundTrips};
 use crate::rng::{fraction, mixed};
-use crate::store::{Ask, Deposit, Grant, Purpose, Return, Slots, StoreError};
+use crate::store::{Ask, Deposit, Grant, Purpose, Return, StoreError};
 use crate::time::{CompactU64, Time};
 use crate::verdict::{AppliedLimit, DecisionSource};
 
@@ -650,6 +652,8 @@ pub(super) struct Visit<'a> {
     pub(super) pods: &'a PodCounts,
     /// This pod's number.
     pub(super) pod: u64,
+    /// The number of the next ask that states slots.
+    pub(super) slot_asks: &'a AtomicU32,
     /// The time that a request may wait for a lease, whatever its caller's deadline.
     pub(super) wait_min: Duration,
     pub(super) lease_client: &'a LeaseClient,
@@ -769,6 +773,7 @@ struct ColdState {
     debt_until: Time,
     /// Tokens that the asks on their way may bring to waiting requests.
     expected: u64,
+    slots_asked: SlotsAsked,
     owed: Option<Box<Owed>>,
     /// Until when the store is not asked, since it holds another program's value under the key.
     suspended_until: Time,
@@ -1005,16 +1010,20 @@ impl KeyState {
         };
         // A pool grants what it has, and never denies.
         let own = pool.is_none();
-        if needy.is_some() {
-            let more = expected.saturating_add(want.max(need));
-            self.buffer.make_cold().expected = more;
+        let slots = self.stated(visit);
+        // What an ask may bring of slots is noted whoever waits for it.
+        if needy.is_some() || (slots.is_some() && want > 0) {
+            self.buffer.make_cold().expected = expected.saturating_add(want.max(need));
+        }
+        if let Some(slots) = slots.filter(|_| expected == 0 && want.max(need) > 0) {
+            self.note_asked_for(slots);
         }
         Ask {
             want,
             need: if own { need } else { 0 },
             charge_denied: own && needy.is_some_and(|pending| pending.charge_denied),
             owed,
-            slots: self.stated(visit),
+            slots,
             back: (refunds > 0).then_some(Return { tokens: refunds, epoch: None }),
             pool,
             ..policy.blank_ask(visit.key)
@@ -1066,7 +1075,8 @@ impl KeyState {
     /// time to ask again after the replies.
     fn is_uncovered(&self, visit: &Visit<'_>) -> bool {
         let empty = self.buffer.is_known_empty(visit.now); // one probe is enough
-        if empty || !self.is_distant(visit) || self.asking >= ASKS_MAX || self.is_of_slots() {
+        let is_distant = self.is_distant(visit) || self.is_unmeasured();
+        if empty || !is_distant || self.asking >= ASKS_MAX {
             return false;
         }
         let Some(cold) = self.buffer.cold() else { return false };
@@ -1353,10 +1363,7 @@ impl KeyState {
             self.buffer.note_owed(owed, visit.now); // the store does not know the rest yet
         }
         self.serve(visit);
-        self.give_back_unused(visit);
-        if let Some(Slots { held, .. }) = reply.ask.slots {
-            self.correct_count(held.saturating_add(grant.tokens), visit);
-        }
+        self.give_back_after(&reply.ask, grant.tokens, visit);
         self.fill_pool(visit);
         paid
     }

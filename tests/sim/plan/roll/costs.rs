@@ -96,10 +96,14 @@ pub fn plan_of_slots(seed: u64, rng: &mut Rng) -> Plan {
     if lasts_ms > 1_500 {
         (ends.never_percent, ends.early_percent, ends.elsewhere_percent) = (0, 0, 0);
     }
+    // So far away that a request has no time for one ask after the other.
+    let way_ms = rng.pick(&[0, 1, 2, 10]);
+    let jitter_ms = rng.below(way_ms + 1);
+    let weather = Weather { way_ms, jitter_ms, ..plan.weather };
     let requests_per_second = rng.pick(&[50, 100, 2 * slots.min(100)]).max(20);
     let demand = Demand { requests_per_second, values: 1, hits_max, ends, ..plan.demand };
     let (mood, span_ms) = (Mood::Slots, 2_000 + SLOTS_BACK_MS);
-    Plan { mood, span_ms, rules: vec![rule], fleet, demand, ..plan }
+    Plan { mood, span_ms, rules: vec![rule], fleet, demand, weather, ..plan }
 }
 
 fn rule(rng: &mut Rng) -> RulePlan {

@@ -35,7 +35,11 @@ impl Count {
 
     /// `pod` states that it holds `held`, and wants more.
     fn lent(&mut self, pod: u64, held: u64, want: u64) -> Grant {
-        self.step(&Ask { want, slots: Some(Slots { pod, held }), ..self.ask() })
+        self.step(&Ask {
+            want,
+            slots: Some(Slots { pod, held, order: 0, since: 0, received: 0 }),
+            ..self.ask()
+        })
     }
 
     fn step(&mut self, ask: &Ask) -> Grant {
@@ -78,13 +82,57 @@ fn a_need_is_granted_whole_or_not_at_all_and_a_denial_spends_nothing() {
     let needing = |count: &Count, need, pod| Ask {
         need,
         charge_denied: true,
-        slots: Some(Slots { pod, held: 0 }),
+        slots: Some(Slots { pod, held: 0, order: 0, since: 0, received: 0 }),
         ..count.ask()
     };
     assert_eq!(count.step(&needing(&count, 7, 1)).tokens, 7, "a need above the want is granted");
     let denied = count.step(&needing(&count, 7, 2));
     assert_eq!((denied.tokens, denied.left), (0, 3));
     assert_eq!(count.step(&needing(&count, 3, 2)).tokens, 3);
+}
+
+#[test]
+fn an_ask_that_a_later_one_has_overtaken_changes_nothing() {
+    for (order, late) in [(8, 7), (8, 0), (0, u32::MAX), (1 << 30, u32::MAX - 4)] {
+        let mut count = Count::new(10);
+        let stating = |held, want, order| {
+            let slots = Some(Slots { pod: 1, held, order, since: order, received: 0 });
+            Ask { want, slots, ..Count::new(10).ask() }
+        };
+        count.lent(2, 0, 1);
+        assert_eq!(count.step(&stating(0, 4, order)).tokens, 4);
+        let grant = count.step(&stating(0, 3, late));
+        assert_eq!((grant.tokens, grant.left), (0, 5), "{late} after {order}");
+        assert_eq!(count.left(), 5, "{late} after {order}");
+        assert_eq!(count.step(&stating(4, 1, order.wrapping_add(1))).tokens, 1);
+        assert_eq!(count.left(), 4);
+        count.pass(4_000_000);
+        count.lent(2, 1, 0);
+        count.pass(2_000_000);
+        assert_eq!(count.step(&stating(2, 0, late)).left, 7, "a pod that is forgotten is new");
+    }
+}
+
+#[test]
+fn slots_on_their_way_are_counted_by_the_asks_behind_them() {
+    let asked = |held, want, order, since, received| {
+        let slots = Some(Slots { pod: 1, held, order, since, received });
+        Ask { want, slots, ..Count::new(10).ask() }
+    };
+    for received in [0, 1, 3] {
+        let mut count = Count::new(10);
+        assert_eq!(count.step(&asked(0, 3, 5, 5, 0)).tokens, 3);
+        let behind = count.step(&asked(received, 1, 6, 5, received));
+        assert_eq!((behind.tokens, behind.left), (1, 6), "{received}");
+        let given_back = count.step(&asked(0, 0, 7, 5, received));
+        assert_eq!(given_back.left, 6 + received, "the others are still on their way");
+        assert_eq!(count.step(&asked(2, 0, 9, 9, 0)).left, 8, "no reply is out any more");
+    }
+    let mut count = Count::new(10);
+    assert_eq!(count.step(&asked(0, 1, 6, 5, 0)).tokens, 1, "it has overtaken the first one");
+    assert_eq!(count.step(&asked(0, 3, 5, 5, 0)).tokens, 0);
+    assert_eq!(count.step(&asked(0, 0, 7, 5, 0)).left, 9, "one is still on its way");
+    assert_eq!(count.step(&asked(1, 0, 8, 5, 1)).left, 9);
 }
 
 #[test]
@@ -182,9 +230,15 @@ fn a_state_ends_after_the_time_that_it_is_kept() {
 #[test]
 fn only_what_a_count_of_slots_can_say_is_a_grant() {
     let count = Count::new(10);
-    let ask = Ask { want: 4, slots: Some(Slots { pod: 1, held: 3 }), ..count.ask() };
-    let read = |ask: &Ask, numbers: [u64; 4]| reply(ask, &numbers);
+    let ask = Ask {
+        want: 4,
+        slots: Some(Slots { pod: 1, held: 3, order: 0, since: 0, received: 0 }),
+        ..count.ask()
+    };
+    let read = |ask: &Ask, numbers: [u64; 4]| reply(ask, &[&numbers[..], &[0]].concat());
     let grant = read(&ask, [4, NOON, 9, 2]).unwrap();
+    assert_eq!(reply(&ask, &[0, NOON, 2, 1, 1]).unwrap().left, 8, "a later one stated less");
+    assert_eq!(reply(&ask, &[1, NOON, 9, 2, 1]), None, "a late ask is lent nothing");
     assert_eq!((grant.tokens, grant.left, grant.epoch), (4, 1, NOON));
     assert_eq!(read(&ask, [0, NOON, 25, 3]).unwrap().left, 0, "others state more than the limit");
     for garbled in [
@@ -197,7 +251,7 @@ fn only_what_a_count_of_slots_can_say_is_a_grant() {
         assert_eq!(read(&ask, garbled), None, "{garbled:?}");
     }
     assert_eq!(read(&count.ask(), [4, NOON, 9, 2]), None, "a look is lent nothing");
-    assert_eq!(reply(&ask, &[4, NOON, 9]), None);
+    assert_eq!(reply(&ask, &[4, NOON, 9, 2]), None);
 }
 
 /// A pod of a fleet, which asks every second while it holds slots.
@@ -333,11 +387,12 @@ proptest! {
 fn the_text_of_a_state_is_read_and_no_other() {
     let pod = |number: u64, slots: u32, seen: u64| {
         let seen = seen.to_be_bytes();
-        [&number.to_be_bytes()[..], &slots.to_be_bytes(), &seen[2..]].concat()
+        // The number of its ask, and what was lent since, are not shown.
+        [&number.to_be_bytes()[..], &slots.to_be_bytes(), &seen[2..], &[1; 8]].concat()
     };
     let times = [NOON / 1_000, 9_000].map(|time| time.to_be_bytes()[2..].to_vec()).concat();
     let pods = [pod(7, 2, 8_500), pod(u64::MAX, 3, 5_001), pod(9, 4, 5_000)].concat();
-    let state = [b"slots1", &times[..], &pods].concat();
+    let state = [b"slots2", &times[..], &pods].concat();
     let holder =
         |pod, slots, silent_ms| Holder { pod, slots, silent: Duration::from_millis(silent_ms) };
     assert_eq!(holders(&state), Some(vec![holder(u64::MAX, 3, 3_999), holder(7, 2, 500)]));

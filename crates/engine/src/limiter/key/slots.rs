@@ -5,8 +5,13 @@
 //! idle together, and while it has any, it asks every second. Idle slots last as long as the store
 //! counts them: [`SLOTS_TTL`] from the last ask that was answered. Slots in use stay with the pod
 //! whatever the store says, since a request that runs cannot be undone; so they are stated again
-//! once the store is back. One ask is out at a time, so that none overtakes another.
+//! once the store is back.
+//!
+//! Where the store is far away, an ask may leave while others are out, as for all keys. Its number
+//! tells the store if another one has overtaken it, and it says which slots the pod has received: the
+//! store adds those that are on their way.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Flags, KeyState, Visit, WATCH_EVERY};
@@ -30,6 +35,15 @@ const KEPT_FOR: Duration = Duration::from_millis(50);
 const ALONE: LeasedTokens =
     LeasedTokens { tokens: 0, epoch: 0, starts: Time::from_nanos(0), ends: Time::from_nanos(0) };
 
+/// The asks of a key on their way that may bring slots.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct SlotsAsked {
+    /// [`Slots::order`] of the first one.
+    since: u32,
+    /// Slots received since then.
+    received: u64,
+}
+
 const _: () = assert!(RENEWED_AFTER.as_millis() * 4 < SLOTS_TTL.as_millis());
 
 impl KeyState {
@@ -49,10 +63,33 @@ impl KeyState {
         self.number = self.number.saturating_add(slots);
     }
 
-    /// What an ask states: the slots in use and those that lie idle.
+    /// What an ask states: the slots in use and those that lie idle. Each ask has the next number.
     pub(super) fn stated(&self, visit: &Visit<'_>) -> Option<Slots> {
-        let held = self.in_use().saturating_add(self.buffer.tokens(visit.now));
-        self.is_of_slots().then_some(Slots { pod: visit.pod, held })
+        if !self.is_of_slots() {
+            return None;
+        }
+        let order = visit.slot_asks.fetch_add(1, Ordering::Relaxed);
+        let first = SlotsAsked { since: order, received: 0 };
+        let asked = self.buffer.cold().filter(|cold| cold.expected > 0);
+        let SlotsAsked { since, received } = asked.map_or(first, |cold| cold.slots_asked);
+        Some(Slots { pod: visit.pod, held: self.held(visit.now), order, since, received })
+    }
+
+    /// Notes that an ask which states `slots` may bring some.
+    pub(super) fn note_asked_for(&mut self, slots: Slots) {
+        let Slots { since, received, .. } = slots;
+        self.buffer.make_cold().slots_asked = SlotsAsked { since, received };
+    }
+
+    /// Whether the distance of the store is not known yet. Then a slot is asked for as if it were far
+    /// away, since nothing pays later for one that a failure mode admits.
+    pub(super) fn is_unmeasured(&self) -> bool {
+        self.is_of_slots() && self.buffer.replied_at() == Time::default()
+    }
+
+    /// Slots in use, and those that lie idle.
+    fn held(&self, now: Time) -> u64 {
+        self.in_use().saturating_add(self.buffer.tokens(now))
     }
 
     /// Gives back slots that were in use: to the request that waits first, else they lie idle, as
@@ -78,7 +115,7 @@ impl KeyState {
     /// slots than the limit: of requests that failure modes admitted, or that began under a higher
     /// limit.
     fn is_beyond_limit(&self, more: u64, now: Time) -> bool {
-        let own = self.in_use().saturating_add(self.buffer.tokens(now)).saturating_add(more);
+        let own = self.held(now).saturating_add(more);
         own > self.limit().capacity() || self.buffer.is_known_empty(now)
     }
 
@@ -94,20 +131,28 @@ impl KeyState {
         ended.into()
     }
 
-    /// After a reply by which the store counts so many slots of this pod, says if they are fewer by
-    /// now: some were given back meanwhile, and do not lie idle.
-    pub(super) fn correct_count(&mut self, counted: u64, visit: &mut Visit<'_>) {
-        let stated = self.stated(visit).map_or(counted, |slots| slots.held);
-        if stated < counted && self.asking == 0 {
-            visit.asks.push(self.statement(visit));
-        }
-    }
-
     /// Gives back at once what this pod will not use soon, above all where few slots are left:
     /// another pod may wait for them.
     pub(super) fn give_back_unused(&mut self, visit: &mut Visit<'_>) {
         let is_free = self.is_of_slots() && self.asking == 0 && self.buffer.is_live(visit.now);
         if is_free && self.drop_idle(visit) {
+            visit.asks.push(self.statement(visit));
+        }
+    }
+
+    /// The same after a reply to `ask`, which lent so many `tokens`. Also states the slots of this pod
+    /// if the store counts more: some were given back meanwhile, and do not lie idle.
+    pub(super) fn give_back_after(&mut self, ask: &Ask, tokens: u64, visit: &mut Visit<'_>) {
+        let Some(Slots { held, received, .. }) = ask.slots.filter(|_| self.is_of_slots()) else {
+            return;
+        };
+        if self.asking > 0 {
+            return; // after the last reply
+        }
+        let since = self.buffer.cold().map_or(0, |cold| cold.slots_asked.received);
+        let counted = held.saturating_add(since.saturating_sub(received).max(tokens));
+        let dropped = self.buffer.is_live(visit.now) && self.drop_idle(visit);
+        if dropped || self.held(visit.now) < counted {
             visit.asks.push(self.statement(visit));
         }
     }
@@ -127,6 +172,10 @@ impl KeyState {
     pub(super) fn with_idle(&mut self, refill: Refill, now: Time) -> Refill {
         if !self.is_of_slots() {
             return refill;
+        }
+        if let Some(cold) = self.buffer.cold_mut() {
+            let received = &mut cold.slots_asked.received;
+            *received = received.saturating_add(refill.lease.tokens);
         }
         let idle = self.buffer.drain(now).into_iter().flatten().map(|lease| lease.tokens);
         let tokens = idle.fold(refill.lease.tokens, u64::saturating_add);

@@ -344,8 +344,8 @@ fn a_reply_that_leaves_out_what_an_ask_reports_is_refused() {
     let ask = Ask { owed: 50, ..Ask::look(Key::for_test(1), bucket) };
     let believed = (steps(&ask).reply)(&ask, &[0, now, 0, 0]).is_some();
     let slots = Limit { algorithm: Algorithm::Concurrency, ..limit };
-    let stated = Some(crate::store::Slots { pod: 1, held: 5 });
+    let stated = Some(crate::store::Slots { pod: 1, held: 5, order: 0, since: 0, received: 0 });
     let ask = Ask { slots: stated, ..Ask::look(Key::for_test(1), slots) };
-    let believed_slots = (steps(&ask).reply)(&ask, &[0, now, 0, 0]).is_some();
+    let believed_slots = (steps(&ask).reply)(&ask, &[0, now, 0, 0, 0]).is_some();
     assert_eq!((believed, believed_slots), (false, false));
 }

@@ -366,3 +366,70 @@ async fn no_more_requests_run_than_the_limit_says_while_it_changes_and_asks_are_
         assert_eq!(running, slots as usize, "all slots are used");
     }
 }
+
+/// The result of a crowd of callers.
+#[derive(Debug, Default)]
+struct Crowd {
+    running: AtomicUsize,
+    most: AtomicUsize,
+    passed: AtomicUsize,
+}
+
+impl Crowd {
+    /// Starts requests of one caller one after the other, and ends each after about so long.
+    async fn call(self: Arc<Self>, fleet: Arc<Fleet>, caller: u64, lasts_ms: u64) {
+        let at = usize::try_from(caller).unwrap() % fleet.pods.len();
+        for nth in 0..200 {
+            if nth == 100 {
+                pause(5_000).await; // all come back at once, and know little of what is left
+            }
+            let id = format!("{caller}-{nth}");
+            let drawn = mixed(caller << 32 | nth);
+            let request = of_request(&id, 1, false);
+            let patience = Some(Duration::from_millis(20)); // as Envoy by default
+            let (pod, now) = (&fleet.pods[at].0, fleet.rig.clock.now());
+            let admit = || Ok::<_, StoreError>(());
+            let decided =
+                pod.decide(&fleet.rig.rules, &request, now, patience, Owner::UNKNOWN, admit);
+            let verdict = decided.await;
+            if verdict.unwrap().code == Code::OverLimit {
+                pause(1 + drawn % 25).await;
+                continue;
+            }
+            let running = self.running.fetch_add(1, Ordering::Relaxed) + 1;
+            self.most.fetch_max(running, Ordering::Relaxed);
+            self.passed.fetch_add(1, Ordering::Relaxed);
+            pause(lasts_ms / 2 + drawn % lasts_ms).await;
+            self.running.fetch_sub(1, Ordering::Relaxed);
+            fleet.ends(at, &id).await;
+        }
+    }
+}
+
+/// A start once waited for the reply to the statement of the end before it, and then for its own.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_answers_each_ask_within_the_wait_leaves_nothing_to_failure_modes() {
+    for (round_trip_ms, late_ms) in [(0, 0), (5, 0), (10, 0), (14, 0), (6, 8)] {
+        for (callers, lasts_ms) in [(4, 100), (8, 25), (8, 100), (16, 25), (16, 100)] {
+            let fleet = Arc::new(Fleet::new(8, 4, ""));
+            *fleet.rig.store.round_trip.lock() = Duration::from_millis(round_trip_ms);
+            *fleet.rig.store.statements_late.lock() = Duration::from_millis(late_ms);
+            pause(3_000).await;
+            let crowd = Arc::<Crowd>::default();
+            let calls = (0..callers).map(|caller| {
+                tokio::spawn(Arc::clone(&crowd).call(Arc::clone(&fleet), caller, lasts_ms))
+            });
+            for call in calls.collect::<Vec<_>>() {
+                call.await.unwrap();
+            }
+            let what = format!("{callers} callers, {round_trip_ms} ms, {lasts_ms} ms");
+            let local = Counter::FailureMode(FailureMode::Local);
+            let of_pod = |pod: &Limiter| pod.counts().iter().find(|it| it.0 == local).unwrap().1;
+            let answers: u64 = fleet.pods.iter().map(|(pod, _)| of_pod(pod)).sum();
+            let [most, passed] = [&crowd.most, &crowd.passed].map(|it| it.load(Ordering::Relaxed));
+            println!("{what}: {most} at once, {passed} passed, {answers} answers by failure_mode");
+            assert!(most <= 8 && answers == 0, "{what}: {most} at once, {answers} answers");
+            assert!(callers > 8 || passed as u64 == 200 * callers, "{what}: {passed} passed");
+        }
+    }
+}

@@ -29,7 +29,7 @@ static READ: Script = Script::new(
 return { record and record:sub(1, 8192), redis.call('PTTL', KEYS[1]) }",
 );
 
-/// The state of a count of slots, which is at most 18 kB.
+/// The state of a count of slots, which is at most 26 kB.
 static STATE: Script = Script::new(
     "local state = redis.call('GET', KEYS[1])
 return state and state:sub(1, 32768)",

@@ -49,7 +49,10 @@ async fn each_ask_reaches_its_store_and_replies_keep_their_order() {
         assert_eq!(both.lend(ask).await.unwrap().tokens, expected);
     }
     assert_eq!((main.keys(), second.keys()), (2, 2));
-    let mut slots = Ask { slots: Some(Slots { pod: 1, held: 1 }), ..ask(5, Unit::Second, 0) };
+    let mut slots = Ask {
+        slots: Some(Slots { pod: 1, held: 1, order: 0, since: 0, received: 0 }),
+        ..ask(5, Unit::Second, 0)
+    };
     slots.limit.algorithm = Algorithm::Concurrency;
     both.lend(&slots).await.unwrap();
     assert_eq!((main.keys(), second.keys()), (3, 2), "slots have no window");
