@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout, timeout_at};
 
 use crate::application::{AFTER, Application, BEFORE, GROUP, HELD, RUN};
 use crate::client::{Connection, Ending, Headers, Stream, USER, send_plain};
-use crate::stand::{FREE_MAX, PATIENT, TURNS, freeze};
+use crate::stand::{FREE_MAX, PATIENT, TURNS, freeze, key_of};
 use crate::support::envoy::{Envoy, with_addresses};
 use crate::support::files::put;
 use crate::support::http::Client;
@@ -194,13 +194,14 @@ impl Run {
     /// Runs `ratectl key` for the slots of the upstream.
     async fn key(&self, action: &str) -> Value {
         let url = format!("127.0.0.1:{}", self.redis.port());
-        let mut command = Command::new(ratectl());
-        command.args(["key", action, "--json", "--domain", "random", "upstream=app,request_id=x"]);
-        command.args(["--redis-type", "single", "--redis-url", &url, "--rules"]);
-        let output = command.arg(self.kept_rules.path()).output().await.expect("ratectl runs");
-        assert!(output.status.success(), "ratectl key {action}: {output:?}");
-        let page: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        page["keys"][0]["key"].clone()
+        let common = ["--json", "--domain", "random", "upstream=app,request_id=x"];
+        let run = async || {
+            let mut command = Command::new(ratectl());
+            command.args(["key", action]).args(common);
+            command.args(["--redis-type", "single", "--redis-url", &url, "--rules"]);
+            command.arg(self.kept_rules.path()).output().await.expect("ratectl runs")
+        };
+        key_of(&run, action).await
     }
 
     /// Slots that Redis counts.

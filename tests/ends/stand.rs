@@ -4,6 +4,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -309,13 +310,13 @@ impl Stand {
     /// Runs `ratectl key` for a descriptor of the recipe's domain.
     pub async fn key(&self, action: &str, descriptor: &str) -> Value {
         let url = format!("127.0.0.1:{}", self.redis.port());
-        let mut command = Command::new(ratectl());
-        command.args(["key", action, "--json", "--domain", self.plan.recipe]).arg(descriptor);
-        command.args(["--redis-type", "single", "--redis-url", &url, "--rules"]);
-        let output = command.arg(self.kept_rules.path()).output().await.expect("ratectl runs");
-        assert!(output.status.success(), "ratectl key {action}: {output:?}");
-        let page: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        page["keys"][0]["key"].clone()
+        let run = async || {
+            let mut command = Command::new(ratectl());
+            command.args(["key", action, "--json", "--domain", self.plan.recipe]).arg(descriptor);
+            command.args(["--redis-type", "single", "--redis-url", &url, "--rules"]);
+            command.arg(self.kept_rules.path()).output().await.expect("ratectl runs")
+        };
+        key_of(&run, action).await
     }
 
     /// The sum of a metric of the pod over all its labels, by its name and what follows it.
@@ -389,4 +390,21 @@ impl fmt::Display for InUse {
         let Self { holds, slots } = self;
         write!(f, "{holds} holds, {slots} slots of the upstream in Redis")
     }
+}
+
+/// The key that `run` prints. A pod says within seconds in Redis that it has other rules again; until
+/// then ratectl refuses.
+pub async fn key_of(run: &impl AsyncFn() -> Output, action: &str) -> Value {
+    const REFUSED: Option<i32> = Some(2);
+    let begun = now();
+    let output = loop {
+        let output = run().await;
+        if output.status.code() != REFUSED || begun.elapsed() > PATIENCE {
+            break output;
+        }
+        sleep(Duration::from_millis(100)).await;
+    };
+    assert!(output.status.success(), "ratectl key {action}: {output:?}");
+    let page: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    page["keys"][0]["key"].clone()
 }
