@@ -8,7 +8,7 @@
 //! by then has the connections of the new one. A connection that this process closed proves nothing
 //! either way, so its owner stays. A log that comes back is a new one in the same way.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -85,8 +85,8 @@ struct Known {
     /// The present owner of each origin.
     owners: HashMap<Origin, Owner, RandomState>,
     states: HashMap<Owner, State, RandomState>,
-    /// Owners that are gone, and when that was noticed.
-    gone: HashMap<Owner, Time, RandomState>,
+    /// Owners that are gone, and when that was noticed, the oldest first.
+    gone: VecDeque<(Owner, Time)>,
     nodes: HashMap<Box<str>, Node, RandomState>,
     logs: HashMap<Node, Presence, RandomState>,
     last_owner: u32,
@@ -158,8 +158,11 @@ impl Owners {
         }
         if known.states.len() >= KNOWN_MAX {
             self.forget_gone(&mut known, now);
-            let Known { owners, states, .. } = &mut *known;
-            make_room(states, |state| &state.presence);
+            let Known { owners, states, gone, .. } = &mut *known;
+            // One that may be gone is, from now on: its grace is short.
+            let evicted = make_room(states, |state| &state.presence);
+            let left = evicted.filter(|(_, state)| state.presence.left.is_some());
+            left.inspect(|(owner, _)| note_gone(gone, *owner, now));
             owners.retain(|_, owner| states.contains_key(owner));
         }
         if known.states.len() >= KNOWN_MAX {
@@ -259,7 +262,7 @@ impl Owners {
         nodes.retain(|_, node| logs.contains_key(node));
         let open = logs.iter().filter(|(_, state)| state.open > 0);
         Present {
-            gone: gone.keys().copied().collect(),
+            gone: gone.iter().map(|(owner, _)| *owner).collect(),
             logs: open.map(|(node, state)| (*node, state.heard)).collect(),
         }
     }
@@ -267,20 +270,22 @@ impl Owners {
     /// Moves owners that are gone from those that are known to those that are gone.
     fn forget_gone(&self, known: &mut Known, now: Time) {
         let Known { owners, states, gone, .. } = known;
-        gone.retain(|_, since| now.since(*since) < GONE_REMEMBERED);
-        loop {
-            let is_gone = |state: &State| state.is_gone(self.grace, now, states);
-            let left: Vec<_> = { states.iter().filter(|(_, state)| is_gone(state)) }
-                .map(|(owner, _)| *owner)
-                .collect();
-            if left.is_empty() {
-                break; // an owner may have followed one that is gone
-            }
-            for owner in left {
-                states.remove(&owner);
-                if gone.len() < GONE_MAX {
-                    gone.insert(owner, now);
-                }
+        while gone.pop_front_if(|(_, since)| now.since(*since) >= GONE_REMEMBERED).is_some() {}
+        let has_left = |state: &State| state.has_left(self.grace, now);
+        let left: Vec<_> = { states.iter().filter(|(_, state)| has_left(state)) }
+            .map(|(owner, _)| *owner)
+            .collect();
+        let following = states.iter().filter_map(|(owner, state)| Some((*owner, state.follows?)));
+        let mut following: Vec<_> = following.collect();
+        for owner in left {
+            states.remove(&owner);
+            note_gone(gone, owner, now);
+        }
+        // An owner follows a later one, so that the latest come first.
+        following.sort_unstable_by(|one, other| other.cmp(one));
+        for (owner, of) in following {
+            if !states.contains_key(&of) && states.remove(&owner).is_some() {
+                note_gone(gone, owner, now);
             }
         }
         owners.retain(|_, owner| states.contains_key(owner));
@@ -289,17 +294,26 @@ impl Owners {
     }
 }
 
-/// Removes the one that has had no connection for the longest time, if there are too many.
+/// Remembers that an owner is gone. The oldest one makes room.
+fn note_gone(gone: &mut VecDeque<(Owner, Time)>, owner: Owner, now: Time) {
+    if gone.len() >= GONE_MAX {
+        gone.pop_front();
+    }
+    gone.push_back((owner, now));
+}
+
+/// Removes the one that has had no connection for the longest time, if there are too many, and
+/// returns it.
 fn make_room<K: Copy + Eq + Hash, V>(
     states: &mut HashMap<K, V, RandomState>,
     presence: impl Fn(&V) -> &Presence,
-) {
+) -> Option<(K, V)> {
     if states.len() < KNOWN_MAX {
-        return;
+        return None;
     }
     let closed = states.iter().filter(|(_, state)| presence(state).open == 0);
     let longest = closed.min_by_key(|(_, state)| presence(state).changed).map(|(key, _)| *key);
-    longest.inspect(|key| drop(states.remove(key)));
+    longest.and_then(|key| states.remove_entry(&key))
 }
 
 // === impl Known ===
@@ -333,16 +347,10 @@ impl Known {
 // === impl State ===
 
 impl State {
-    /// Whether the owner is gone: it has left, or the one has that has its connections.
-    fn is_gone(
-        &self,
-        grace: Duration,
-        now: Time,
-        states: &HashMap<Owner, Self, RandomState>,
-    ) -> bool {
+    /// Whether the last connection was closed by the client so long ago.
+    fn has_left(&self, grace: Duration, now: Time) -> bool {
         let Presence { open, left, .. } = self.presence;
-        let has_left = left.is_some_and(|left| now.since(left) >= grace);
-        open == 0 && (has_left || self.follows.is_some_and(|of| !states.contains_key(&of)))
+        open == 0 && left.is_some_and(|left| now.since(left) >= grace)
     }
 }
 
@@ -542,6 +550,35 @@ mod tests {
         assert!(known.states.len() <= KNOWN_MAX && known.gone.len() <= GONE_MAX);
         assert!(known.nodes.len() <= KNOWN_MAX && known.logs.len() <= KNOWN_MAX);
         assert!(known.owners.len() <= KNOWN_MAX);
+    }
+
+    #[test]
+    fn an_owner_that_others_push_out_is_gone_at_once() {
+        let owners = Owners::new(GRACE);
+        let owner = owners.connect(Origin::Socket, at(0));
+        owners.disconnect(owner, ClosedBy::Client, at(0));
+        for n in 0..u32::try_from(KNOWN_MAX).unwrap() {
+            let other = owners.connect(Origin::Address(IpAddr::from(n.to_be_bytes())), at(1));
+            owners.disconnect(other, ClosedBy::Client, at(1));
+        }
+        assert!(is_gone(&owners, owner, at(1)));
+    }
+
+    #[test]
+    fn an_envoy_that_connects_anew_thousands_of_times_is_gone_with_its_last_connection() {
+        let owners = Owners::new(GRACE);
+        let mut all = vec![owners.connect(loopback(), at(0))];
+        for _ in 1..KNOWN_MAX {
+            let before = *all.last().unwrap();
+            owners.disconnect(before, ClosedBy::Client, at(0));
+            let after = owners.connect(loopback(), at(0));
+            owners.prove_by(before, after);
+            all.push(after);
+        }
+        assert!(!is_gone(&owners, all[0], at(9_000)));
+        owners.disconnect(*all.last().unwrap(), ClosedBy::Client, at(9_000));
+        let present = owners.present(at(12_000));
+        assert!(all.iter().all(|owner| present.gone.contains(owner)), "in one look");
     }
 
     #[test]

@@ -23,9 +23,11 @@ return redis.call('ZRANGE', KEYS[1], '(' .. now, '+inf', 'BYSCORE', 'LIMIT', 0, 
 );
 
 static WRITE: Script = Script::new("return redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[1])");
-/// A record, and the milliseconds that are left of it. One is at most 4.4 kB.
+/// A record, and the milliseconds that are left of it. One is at most 4.4 kB. Another program's list or
+/// hash is no record.
 static READ: Script = Script::new(
-    "local record = redis.call('GET', KEYS[1])
+    "local record = redis.pcall('GET', KEYS[1])
+if type(record) ~= 'string' then record = false end
 return { record and record:sub(1, 8192), redis.call('PTTL', KEYS[1]) }",
 );
 
