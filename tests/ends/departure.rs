@@ -54,7 +54,7 @@ async fn streams_free_their_slots_when_envoy_is_terminated() {
 /// Envoy ends by this signal, and another one is there at once.
 async fn envoy_ends(signal: &str) {
     let mut stand = start().await;
-    let crowd = opened(&stand, if is_full() { 2000 } else { 600 }).await;
+    let crowd = opened(&stand, if is_full() { 5000 } else { 600 }).await;
     let ended = now();
     stand.replace_envoy(signal).await;
     println!("another Envoy is there after {:.1?}", ended.elapsed());
@@ -65,7 +65,7 @@ async fn envoy_ends(signal: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_that_end_while_ratelease_is_frozen_free_their_slots() {
     let stand = start().await;
-    let crowd = opened(&stand, if is_full() { 2000 } else { 600 }).await;
+    let crowd = opened(&stand, if is_full() { 5000 } else { 600 }).await;
     freeze(&stand.pod.process).await;
     crowd.leave().await;
     sleep(AWAY).await;
@@ -76,7 +76,7 @@ async fn streams_that_end_while_ratelease_is_frozen_free_their_slots() {
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_that_end_while_their_rule_is_absent_free_their_slots() {
     let stand = start().await;
-    let crowd = opened(&stand, if is_full() { 2000 } else { 600 }).await;
+    let crowd = opened(&stand, if is_full() { 5000 } else { 600 }).await;
     stand.load_others().await;
     crowd.leave().await;
     sleep(AWAY).await;

@@ -236,6 +236,11 @@ async fn blocks_are_confirmed_and_listed_with_who_gave_them() {
 
     // One that is stopped cannot confirm.
     pods[1].process.signal("STOP");
+    let is_stopped = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pods[1].process.pid()));
+        stat.expect("it runs").contains(") T ").then_some(())
+    };
+    wait_for("a pod that is stopped", Duration::from_secs(20), is_stopped);
     let ran = run(&["unblock", "--domain", "shop", "user=eve"]);
     pods[1].process.signal("CONT");
     assert!(ran.ended(1).out.contains("1 of 2 have confirmed it"), "{}", ran.out);

@@ -236,7 +236,8 @@ async fn a_rollout_goes_to_all_pods_and_one_that_joins_belongs_to_its_group() {
         let denied = [pod.denies().await, pod.denies().await, pod.denies().await];
         assert_eq!(denied[2], pod.is_chosen, "{denied:?}");
     }
-    control.call("POST", "/v1/rollouts/1/advance", &json!({"stage": "all"})).await;
+    let body = json!({"stage": "all", "force": true}); // the pods have just connected
+    control.call("POST", "/v1/rollouts/1/advance", &body).await;
     for pod in &pods {
         let denies = async || pod.denies().await;
         pod.pod.process.until("a request that is denied", SOON, denies).await;
