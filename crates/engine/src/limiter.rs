@@ -196,11 +196,7 @@ impl Limiter {
         owner: Owner,
     ) -> Option<Verdict<'r>> {
         let resolved = self.resolve(rules, request);
-        let settles = |(at, it): (usize, &Resolved<'_>)| match it {
-            Resolved::Charged(charge) => charge.settles(),
-            Resolved::Free | Resolved::Unlimited => self.shared.id_of_end(request, at).is_some(),
-        };
-        if resolved.iter().enumerate().any(settles) {
+        if self.settles(request, &resolved) {
             return None;
         }
         let mut transaction = Transaction::new(&self.shared, &resolved, owner, false);
@@ -240,6 +236,45 @@ impl Limiter {
             self.shared.end_aside(verdict.started.take(), now);
         }
         Some(verdict)
+    }
+
+    /// Decides `request` as [`Limiter::decide_aside`] does where that has left it out, and waits for
+    /// the store. The start is entered when the future is polled first.
+    ///
+    /// `None` if the store does not answer, or if the request has a settlement, which was applied.
+    pub async fn decide_aside_later<'r>(
+        &self,
+        rules: &'r Rules,
+        request: &Request<'_>,
+        owner: Owner,
+        runs: bool,
+    ) -> Option<Verdict<'r>> {
+        let now = self.shared.clock.now();
+        let resolved = self.resolve(rules, request);
+        if self.settles(request, &resolved) {
+            return None;
+        }
+        let mut transaction = Transaction::new(&self.shared, &resolved, owner, true);
+        transaction.take_local(request, now);
+        if transaction.has_to_ask() {
+            let deadline = now + self.shared.options.wait_for(None);
+            transaction.take_leased(now, deadline).await.ok()?;
+        }
+        let now = self.shared.clock.now();
+        let mut verdict = transaction.conclude(request, now);
+        if !runs {
+            self.shared.end_aside(verdict.started.take(), now);
+        }
+        Some(verdict)
+    }
+
+    /// Whether a descriptor of `request` charges a cost that was incurred, or ends a hold.
+    fn settles(&self, request: &Request<'_>, resolved: &[Resolved<'_>]) -> bool {
+        let settles = |(at, it): (usize, &Resolved<'_>)| match it {
+            Resolved::Charged(charge) => charge.settles(),
+            Resolved::Free | Resolved::Unlimited => self.shared.id_of_end(request, at).is_some(),
+        };
+        resolved.iter().enumerate().any(settles)
     }
 
     /// What each descriptor of `request` charges under `rules`, in order.

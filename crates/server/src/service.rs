@@ -20,7 +20,7 @@ use ratelease_engine::limiter::{Limiter, Resolved};
 use ratelease_engine::time::Time;
 use ratelease_engine::verdict::{AppliedLimit, Code, Decision, OVERRIDE, Status, Verdict};
 use ratelease_rules::Rules;
-use ratelease_rules::request::{DESCRIPTORS_MAX, Descriptor, ENTRIES_MAX, Request};
+use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX, Request};
 use tracing::{Level, debug, info, warn};
 
 use crate::current_rules::CurrentRules;
@@ -32,9 +32,12 @@ use crate::trace::Span;
 
 pub use ratelease_engine::limiter::owners::Owner;
 
+use candidates::Candidates;
+
 pub use body_budget::{BodyReservation, PartialMessage, Peer};
 
 mod body_budget;
+mod candidates;
 
 /// Maximum size in bytes of unfinished gRPC messages, over all connections: 500 messages of Envoy,
 /// which take a few hundred bytes, or 4 of the maximum size. The streams and buffers on their way
@@ -59,6 +62,7 @@ pub struct DecisionService {
     http: Arc<TransportLimits>,
     starts: Starts,
     observers: Observers,
+    candidates: Arc<Candidates>,
 }
 
 /// Limits on the calls of one protocol. Each has its own, so that neither protocol can shut out the
@@ -124,6 +128,7 @@ impl DecisionService {
             grpc: limits(calls_max, "MAX_IN_FLIGHT", GRPC_BYTES_MAX),
             http: limits(calls_max.min(HTTP_CALLS_MAX), "over HTTP", HTTP_BYTES_MAX),
             observers: Observers::default(),
+            candidates: Arc::default(),
         }
     }
 
@@ -339,51 +344,6 @@ impl Drop for Unanswered<'_> {
             self.starts.undo(start);
         }
     }
-}
-
-// Candidate rules: what a domain whose name ends in `@candidate` holds is tried on the requests of
-// the other domain, which was decided already, and only counted.
-
-impl DecisionService {
-    /// Decides `request` by the candidate rules of its domain, which are `domain`, and counts that.
-    /// It waits for nothing: a request that lacks tokens here is left out. A panic is counted, and
-    /// does no harm to the answer.
-    #[cold]
-    fn try_candidate(
-        &self,
-        rules: &Rules,
-        domain: &str,
-        request: &Request<'_>,
-        now: Time,
-        owner: Owner,
-        runs: bool,
-    ) {
-        let decide = || {
-            let request = of_candidate(domain, request);
-            let verdict = self.limiter.decide_aside(rules, &request, now, owner, runs);
-            let took = Duration::ZERO;
-            if let Some(verdict) = &verdict {
-                self.observers.note_candidate(&Decision { request: &request, verdict, took, now });
-            }
-        };
-        if catch_unwind(AssertUnwindSafe(decide)).is_err() {
-            self.grpc.panics.fetch_add(1, Ordering::Relaxed); // the sum of both protocols is shown
-        }
-    }
-}
-
-/// The same request to the candidate rules. What has a limit of its own is left out: no rule
-/// decides it, whichever are in force.
-fn of_candidate<'a>(domain: &'a str, request: &'a Request<'_>) -> Request<'a> {
-    let descriptors = request.descriptors.iter().filter(|it| it.limit.is_none());
-    let descriptors = descriptors.map(|it| Descriptor {
-        entries: it.entries.iter().copied().collect(),
-        limit: None,
-        hits_addend: it.hits_addend,
-        refund: it.refund,
-    });
-    let hits_addend = request.hits_addend;
-    Request { domain, descriptors: descriptors.collect(), hits_addend }
 }
 
 fn check(request: &Request<'_>) -> Result<(), RequestError> {

@@ -298,6 +298,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
             let held = self.blank_holds(start);
             match ended {
                 Some(end) => self.shared.end_holds(&held, end, now),
+                None if self.starts.is_aside => {}
                 None => self.shared.keep_unanswered(start, self.starts.owner, &held, now),
             }
         }

@@ -253,7 +253,7 @@ impl Part {
             if let Some((hold, owner)) = self.take_hold(id, is_meant) {
                 return Settlement::Of(Box::new(hold), owner);
             }
-            if remembers && self.end_asking(id, is_meant) {
+            if self.end_asking(id, is_meant) {
                 return Settlement::OfNothing;
             }
         }

@@ -351,3 +351,36 @@ async fn a_start_that_begins_after_a_reset_gives_back_what_it_took() {
     seconds(3).await;
     assert!(scene.starts("tokens", "last", 990).await);
 }
+
+/// Near its end a limit of slots has to be asked about for nearly every request.
+#[tokio::test(start_paused = true)]
+async fn a_candidate_of_slots_decides_every_request_as_it_would_in_force() {
+    let (scene, candidate) = (Scene::new(), Scene::new());
+    let tried = async |request: &Request<'_>| {
+        let Scene { rig, pod, envoy } = &candidate;
+        let at_once = pod.decide_aside(&rig.rules, request, pod.clock().now(), *envoy, true);
+        let verdict = match at_once {
+            Some(verdict) => Some(verdict),
+            None => pod.decide_aside_later(&rig.rules, request, *envoy, true).await,
+        };
+        verdict.expect("it is not left out").code
+    };
+    let ids: Vec<_> = (0..60).map(|n: u64| n.to_string()).collect();
+    let mut running = VecDeque::new();
+    let mut denied = 0;
+    for id in &ids {
+        let code = scene.decided(&start("slot", id, 1)).await.code;
+        assert_eq!(tried(&start("slot", id, 1)).await, code, "{id}");
+        match code {
+            Code::Ok => running.push_back(id),
+            _ => {
+                denied += 1;
+                let first = running.pop_front().expect("one runs");
+                scene.decided(&end("slot", first, 1)).await;
+                tried(&end("slot", first, 1)).await;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(7)).await;
+    }
+    assert!(denied > 20, "{denied}");
+}
