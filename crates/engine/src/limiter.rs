@@ -196,7 +196,7 @@ impl Limiter {
         owner: Owner,
     ) -> Option<Verdict<'r>> {
         let resolved = self.resolve(rules, request);
-        if self.settles(request, &resolved) {
+        if self.settles_some(request, &resolved) {
             return None;
         }
         let mut transaction = Transaction::new(&self.shared, &resolved, owner, false);
@@ -251,7 +251,7 @@ impl Limiter {
     ) -> Option<Verdict<'r>> {
         let now = self.shared.clock.now();
         let resolved = self.resolve(rules, request);
-        if self.settles(request, &resolved) {
+        if self.settles_some(request, &resolved) {
             return None;
         }
         let mut transaction = Transaction::new(&self.shared, &resolved, owner, true);
@@ -268,8 +268,13 @@ impl Limiter {
         Some(verdict)
     }
 
-    /// Whether a descriptor of `request` charges a cost that was incurred, or ends a hold.
-    fn settles(&self, request: &Request<'_>, resolved: &[Resolved<'_>]) -> bool {
+    /// Whether a descriptor of `request` charges a cost that was incurred, or ends a hold, also one of a
+    /// rule that is gone.
+    pub fn settles(&self, rules: &Rules, request: &Request<'_>) -> bool {
+        self.settles_some(request, &self.resolve(rules, request))
+    }
+
+    fn settles_some(&self, request: &Request<'_>, resolved: &[Resolved<'_>]) -> bool {
         let settles = |(at, it): (usize, &Resolved<'_>)| match it {
             Resolved::Charged(charge) => charge.settles(),
             Resolved::Free | Resolved::Unlimited => self.shared.id_of_end(request, at).is_some(),

@@ -15,8 +15,8 @@ use body_budget::BodyBudget;
 use futures_util::FutureExt;
 use http::HeaderMap;
 use ratelease_cli::settings::Headers;
+use ratelease_engine::limiter::Limiter;
 use ratelease_engine::limiter::owners::StartId;
-use ratelease_engine::limiter::{Limiter, Resolved};
 use ratelease_engine::time::Time;
 use ratelease_engine::verdict::{AppliedLimit, Code, Decision, OVERRIDE, Status, Verdict};
 use ratelease_rules::Rules;
@@ -205,10 +205,7 @@ impl DecisionService {
     /// Whether `request` has costs that were incurred: it is decided even if its client has given up.
     pub fn settles(&self, request: &Request<'_>) -> bool {
         let rules = self.rules_in_force.borrow();
-        let Some(rules) = rules.as_deref() else { return false };
-        let resolved = self.limiter.resolve(rules, request);
-        let is_end = |it: &Resolved<'_>| matches!(it, Resolved::Charged(it) if it.settles());
-        resolved.iter().any(is_end)
+        rules.as_deref().is_some_and(|rules| self.limiter.settles(rules, request))
     }
 
     fn limits(&self, transport: Transport) -> &TransportLimits {

@@ -89,7 +89,8 @@ if pods >= PODS_MAX then return { 0, micros, math.max(others, limit), pods, 0 } 
 held = math.min(held + math.max(0, lent - received), SLOTS_MAX)
 local tokens, free = 0, math.max(0, limit - others - held)
 if need <= free then tokens = math.min(math.max(want, need), free) end
-held, lent = held + tokens, math.min(lent + tokens, SLOTS_MAX)
+-- What the pod has received was lent, also where the count was lost since.
+held, lent = held + tokens, math.min(math.max(lent, received) + tokens, SLOTS_MAX)
 local head, mine = MARK .. struct.pack('>I6I6', now, at), ''
 if held > 0 then
   mine = struct.pack('>I4I4I4I6I4I4', high, low, held, at, number, lent)

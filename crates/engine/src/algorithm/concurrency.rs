@@ -197,7 +197,8 @@ pub fn step(state: &mut State, now_unix_us: u64, ask: &Ask) -> Grant {
     let slots = stated + tokens;
     state.pods = others;
     if slots > 0 {
-        let lent = (lent_then + tokens).min(SLOTS_MAX);
+        // What the pod has received was lent, also where the count was lost since.
+        let lent = (lent_then.max(received.min(SLOTS_MAX)) + tokens).min(SLOTS_MAX);
         state.pods.push(Pod { number, slots, order, lent, seen: at });
     }
     (state.asked, state.at) = if state.pods.is_empty() { (0, 0) } else { (now, at) };

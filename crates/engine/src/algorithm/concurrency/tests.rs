@@ -113,6 +113,20 @@ fn an_ask_that_a_later_one_has_overtaken_changes_nothing() {
     }
 }
 
+/// A reset, or a failover to a replica that lacks the count, while asks overlap.
+#[test]
+fn slots_on_their_way_are_counted_after_a_count_was_lost() {
+    let mut count = Count::new(20);
+    let mut lent = 0;
+    for order in 5..11 {
+        // It received eight of the asks before, which are in use.
+        let slots = Some(Slots { pod: 1, held: 8, order, since: 1, received: 8 });
+        lent += count.step(&Ask { want: 2, slots, ..Count::new(20).ask() }).tokens;
+    }
+    let other = count.lent(2, 0, 20).tokens;
+    assert!(8 + lent + other <= 20, "8 in use, {lent} on their way, {other} of another pod");
+}
+
 #[test]
 fn slots_on_their_way_are_counted_by_the_asks_behind_them() {
     let asked = |held, want, order, since, received| {

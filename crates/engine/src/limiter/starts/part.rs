@@ -139,10 +139,18 @@ impl Part {
         let called = ids.filter(|id| self.called.remove(*id, now).is_some()).count();
         let is_logged = self.ends.get_mut(id, now).is_some_and(|early| early.is_logged);
         let early = if is_logged || called > 0 { self.ends.remove(id, now) } else { None };
-        match called {
+        let end = match called {
             0 => early.map(|early| early.end.unwrap_or(End::Charged)),
             _ => Some(End::Charged),
+        };
+        if matches!(end, Some(End::Cost(_))) {
+            // A call may follow for the same end.
+            for descriptor in descriptors {
+                let id = HoldId { request: id, descriptor: *descriptor };
+                *self.logged.note(id, now) += 1;
+            }
         }
+        end
     }
 
     /// Enters a start, if there is room for it.

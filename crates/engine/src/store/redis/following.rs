@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use ratelease_rules::key::Key;
 use redis::{Cmd, Value};
 use tokio::sync::watch;
@@ -79,7 +80,7 @@ impl RedisStore {
     pub(super) async fn follow(&self, follow: Follow<'_>) {
         let followed = watch::Sender::new(None);
         let register = self.register(follow, followed.subscribe());
-        tokio::join!(self.follow_stream(Told { follow, followed }), register);
+        tokio::join!(self.follow_stream(Told::new(follow, followed)), register);
     }
 
     async fn follow_stream(&self, told: Told<'_>) {
@@ -192,15 +193,34 @@ struct Told<'a> {
     follow: Follow<'a>,
     /// The last order that was told, after each look at the stream.
     followed: watch::Sender<Option<Place>>,
+    /// Orders that were read and not told yet: a connection may be given up between two of them, and
+    /// the next one does not read them as new.
+    pending: Mutex<VecDeque<Ordered>>,
 }
 
 // === impl Told ===
 
-impl Told<'_> {
+impl<'a> Told<'a> {
+    fn new(follow: Follow<'a>, followed: watch::Sender<Option<Place>>) -> Self {
+        Self { follow, followed, pending: Mutex::default() }
+    }
+
+    fn next(&self) -> Option<Ordered> {
+        self.pending.lock().pop_front()
+    }
+
     /// Tells orders, and that no other order came before `last`. To hear of one may take a
     /// millisecond or two, so other tasks have their turn before the next one.
     async fn tell(&self, ordered: Vec<Ordered>, last: Place) {
-        for ordered in ordered {
+        {
+            let mut pending = self.pending.lock();
+            // All blocks were read again: an older list of them says nothing more.
+            if ordered.iter().any(|it| matches!(it, Ordered::Blocked(_))) {
+                pending.retain(|it| !matches!(it, Ordered::Blocked(_)));
+            }
+            pending.extend(ordered);
+        }
+        while let Some(ordered) = self.next() {
             self.follow.hear(0, ordered);
             tokio::task::yield_now().await;
         }
@@ -527,7 +547,7 @@ mod tests {
     /// A follower that notes how often another task had its turn before each order.
     struct Slow<'a> {
         turns: &'a AtomicUsize,
-        seen: parking_lot::Mutex<Vec<usize>>,
+        seen: Mutex<Vec<usize>>,
     }
 
     impl Follower for Slow<'_> {
@@ -536,11 +556,26 @@ mod tests {
         }
     }
 
+    /// The next connection does not read them as new.
+    #[tokio::test]
+    async fn orders_of_a_batch_that_was_given_up_are_told_with_the_next_one() {
+        let turns = AtomicUsize::new(0);
+        let slow = Slow { turns: &turns, seen: Mutex::default() };
+        let told = Told::new(&slow, watch::Sender::new(None));
+        let resets = (1..4).map(|n| Ordered::Now(key(n), Order::new(Action::Reset, "alice")));
+        let mut tells = Box::pin(told.tell(resets.collect(), Place(1, 2)));
+        assert!(futures_util::poll!(&mut tells).is_pending());
+        drop(tells);
+        assert_eq!((slow.seen.lock().len(), *told.followed.borrow()), (1, None));
+        told.tell(Vec::new(), Place(1, 3)).await;
+        assert_eq!((slow.seen.lock().len(), *told.followed.borrow()), (3, Some(Place(1, 3))));
+    }
+
     #[tokio::test]
     async fn orders_of_a_batch_leave_turns_to_other_tasks() {
         let turns = AtomicUsize::new(0);
-        let slow = Slow { turns: &turns, seen: parking_lot::Mutex::default() };
-        let told = Told { follow: &slow, followed: watch::Sender::new(None) };
+        let slow = Slow { turns: &turns, seen: Mutex::default() };
+        let told = Told::new(&slow, watch::Sender::new(None));
         let reset = || Ordered::Now(key(1), Order::new(Action::Reset, "alice"));
         let others = async {
             loop {
