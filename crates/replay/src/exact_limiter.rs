@@ -12,7 +12,7 @@ use std::time::Duration;
 use ratelease_engine::buffer::LeasedTokens;
 use ratelease_engine::limiter::owners::Owner;
 use ratelease_engine::limiter::starts::{
-    Beginning, Begun, End, LOOK_EVERY, Settlement, Starts, Unspent,
+    Beginning, Begun, End, LOOK_EVERY, Sender, Settlement, Starts, Unspent,
 };
 use ratelease_engine::limiter::{Charge, Resolved, resolve};
 use ratelease_engine::store::memory::MemoryStore;
@@ -198,7 +198,8 @@ impl ExactLimiter {
         let hits = if charge.applied.limit.algorithm.has_window() { charge.hits } else { 0 };
         let id = charge.held.and_then(|held| held.id);
         // Requests are decided in the order of the log: no end comes before its start.
-        let settled = id.map(|id| self.starts.settle(id, Owner::UNKNOWN, false, self.now()));
+        let sender = Sender { owner: Owner::UNKNOWN, remembers: false, is_logging: false };
+        let settled = id.map(|id| self.starts.settle(id, sender, self.now()));
         let due = match settled {
             Some(Settlement::Of(hold, _)) => {
                 let (unspent, due) = hold.settled(End::Cost(hits));

@@ -47,6 +47,8 @@ pub struct Start {
     pub blank_ms: Option<u64>,
     /// When an entry of the log told its pod what it has cost.
     pub logged_ms: Option<u64>,
+    /// When an entry ended it without its cost, and the hits that stay charged.
+    pub kept: Option<(u64, u64)>,
     /// When it was denied, or failed: its end is still to come.
     pub denied_ms: Option<u64>,
     /// What its Envoy knows.
@@ -172,6 +174,7 @@ impl Start {
             is_reset: false,
             blank_ms: None,
             logged_ms: None,
+            kept: None,
             denied_ms: None,
             envoy: AtEnvoy::Waits,
             is_read: false,

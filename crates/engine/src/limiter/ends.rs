@@ -11,7 +11,7 @@ use ratelease_rules::request::{Few, Request};
 
 use super::key::Attempt;
 use super::owners::{ClosedBy, Node, Origin, Owner, StartId};
-use super::starts::{Beginning, Begun, End, Held, Hold, Settlement, Undone, Unspent};
+use super::starts::{Beginning, Begun, End, Held, Hold, Sender, Settlement, Undone, Unspent};
 use super::{Charge, Limiter, Resolved, Shared};
 use crate::buffer::LeasedTokens;
 use crate::time::Time;
@@ -83,7 +83,8 @@ impl Limiter {
         let now = self.shared.clock.now();
         let mut next = Some(start);
         while let Some(start) = next {
-            let Some(Undone { owner, held, next: linked }) = self.shared.starts.undo(start) else {
+            let Some(Undone { owner, held, next: linked }) = self.shared.starts.undo(start, now)
+            else {
                 return;
             };
             self.shared.end_holds(&held, End::Charged, now);
@@ -189,11 +190,14 @@ impl Shared {
             self.starts.note_without_id();
             return (hits, None);
         };
-        let settled = self.starts.settle(id, by, remembers, now);
+        let is_logging = self.owners.has_nodes();
+        let sender = Sender { owner: by, remembers, is_logging };
+        let settled = self.starts.settle(id, sender, now);
         self.look_at_starts();
         let (hold, owner) = match settled {
             Settlement::Of(hold, owner) => (hold, owner),
             Settlement::Counted => return (0, None),
+            Settlement::Kept(kept) => return (hits.saturating_sub(kept), None),
             Settlement::OfNothing | Settlement::Unknown => return (hits, None),
         };
         self.owners.prove_by(owner, by);
@@ -206,7 +210,9 @@ impl Shared {
     /// its cost to what it was charged to at its start.
     pub(super) fn end_without_rule(&self, request: &Request<'_>, at: usize, by: Owner, now: Time) {
         let Some(id) = self.id_of_end(request, at) else { return };
-        let Settlement::Of(hold, owner) = self.starts.settle(id, by, true, now) else { return };
+        let is_logging = self.owners.has_nodes();
+        let sender = Sender { owner: by, remembers: true, is_logging };
+        let Settlement::Of(hold, owner) = self.starts.settle(id, sender, now) else { return };
         self.owners.prove_by(owner, by);
         let cost = request.hits(&request.descriptors[at]);
         self.starts.note_settled(id.request, hold.hits, cost);
@@ -235,7 +241,7 @@ impl Shared {
     pub(super) fn end_aside(&self, start: Option<StartId>, now: Time) {
         let mut next = start;
         while let Some(start) = next {
-            let Some(undone) = self.starts.undo(start) else { return };
+            let Some(undone) = self.starts.undo(start, now) else { return };
             self.end_holds(&undone.held, End::Charged, now);
             next = undone.next;
         }

@@ -11,7 +11,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use foldhash::quality::RandomState;
@@ -76,6 +76,8 @@ pub(super) struct Owners {
     known: Mutex<Known>,
     /// Number of owners that may be gone: while it is 0, no lock is taken for a proof.
     may_be_gone: AtomicUsize,
+    /// Whether nodes are known.
+    has_nodes: AtomicBool,
     /// How long after its last connection an owner is gone.
     grace: Duration,
 }
@@ -143,7 +145,8 @@ impl Owner {
 impl Owners {
     /// No owners, which are gone `grace` after their last connections.
     pub(super) fn new(grace: Duration) -> Self {
-        Self { known: Mutex::default(), may_be_gone: AtomicUsize::new(0), grace }
+        let (may_be_gone, has_nodes) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Self { known: Mutex::default(), may_be_gone, has_nodes, grace }
     }
 
     /// Notes that a connection from `origin` is open. Returns its owner.
@@ -193,6 +196,7 @@ impl Owners {
         let id = id.get(..end).unwrap_or_default();
         let mut known = self.known.lock();
         let node = known.node_of(id, now);
+        self.has_nodes.store(true, Ordering::Relaxed);
         if let Some(state) = known.logs.get_mut(&node) {
             state.open += 1;
             (state.changed, state.heard) = (now, now);
@@ -217,7 +221,7 @@ impl Owners {
 
     /// Whether any Envoy sends its log.
     pub(super) fn has_nodes(&self) -> bool {
-        !self.known.lock().nodes.is_empty()
+        self.has_nodes.load(Ordering::Relaxed)
     }
 
     /// Notes a proof that `owner` lives: an end, or a sign of life, of a request that it started.
@@ -260,6 +264,7 @@ impl Owners {
         states.retain(|_, state| !state.presence.is_idle(FORGOTTEN_AFTER, now));
         logs.retain(|_, state| !state.is_idle(FORGOTTEN_AFTER, now));
         nodes.retain(|_, node| logs.contains_key(node));
+        self.has_nodes.store(!nodes.is_empty(), Ordering::Relaxed);
         let open = logs.iter().filter(|(_, state)| state.open > 0);
         Present {
             gone: gone.iter().map(|(owner, _)| *owner).collect(),

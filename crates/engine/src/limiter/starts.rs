@@ -93,8 +93,21 @@ pub enum Settlement {
     OfNothing,
     /// The access log has told the cost of this end already.
     Counted,
+    /// The access log has ended it without a cost, so that these hits stay charged for it.
+    Kept(u64),
     /// The start is not in the table.
     Unknown,
+}
+
+/// Who settles.
+#[derive(Debug, Clone, Copy)]
+pub struct Sender {
+    /// The Envoy that sends the end.
+    pub owner: Owner,
+    /// Whether an end that finds no start may come before it.
+    pub remembers: bool,
+    /// Whether Envoys send their access logs too.
+    pub is_logging: bool,
 }
 
 /// A start that was undone.
@@ -176,11 +189,15 @@ impl Starts {
         }
     }
 
-    /// Removes `start`, whose answer was not read, and the candidate's start of the same request. Returns
-    /// `None` if it has ended.
-    pub fn undo(&self, start: StartId) -> Option<Undone> {
+    /// Removes `start`, whose answer was not read, and the candidate's start of the same request. If the
+    /// log has ended it just before, only the next start is returned; `None` if nothing is known of it.
+    pub fn undo(&self, start: StartId, now: Time) -> Option<Undone> {
         let mut part = self.part(start.request).lock();
-        let Start { owner, next, .. } = *part.find(start)?;
+        let Some(Start { owner, next, .. }) = part.find(start) else {
+            let next = Some(part.link_of(start, now)?);
+            return Some(Undone { owner: Owner::UNKNOWN, held: Held::new(), next });
+        };
+        let (owner, next) = (*owner, *next);
         let (mut held, _) = part.forget(start)?;
         held.extend(part.forget_aside(start).into_iter().flatten());
         Some(Undone { owner, held, next })
@@ -200,8 +217,8 @@ impl Starts {
     /// Ends one start of the request of this `id`, as far as the descriptor is concerned: the oldest
     /// that holds something for it, of the owner that sends the end if it has any. An end that finds
     /// nothing is remembered if it may come before its start.
-    pub fn settle(&self, id: HoldId, by: Owner, remembers: bool, now: Time) -> Settlement {
-        self.part(id.request).lock().settle(id, by, remembers, now)
+    pub fn settle(&self, id: HoldId, by: Sender, now: Time) -> Settlement {
+        self.part(id.request).lock().settle(id, by, now)
     }
 
     /// Whether the request of this `id` has open starts.
@@ -238,8 +255,9 @@ impl Starts {
     /// open starts.
     pub fn note_sign(&self, id: RequestId, node: Node, now: Time) -> Option<Owner> {
         let mut part = self.part(id).lock();
+        // Each filter of Envoy makes a start, of other descriptors.
+        let is_its_own = part.one_of_each_descriptor(id).len() == part.starts(id).count();
         let starts = part.requests.get_mut(&id)?;
-        let is_its_own = starts.iter().filter(|start| !start.is_aside).count() == 1;
         starts.iter_mut().for_each(|start| start.note_sign(node, is_its_own, now));
         starts.first().map(|start| start.owner)
     }

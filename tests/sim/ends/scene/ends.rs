@@ -111,6 +111,8 @@ impl Scene {
                 start.slots = None;
                 start.logged_ms = cost.and(start.tokens).map(|_| now);
                 if let Some(held) = start.tokens.take() {
+                    let is_kept = cost.is_none() && !releases;
+                    start.kept = is_kept.then_some((now, held.hits));
                     self.tokens.settle(held, cost, was, releases);
                     self.note_due(number, cost.unwrap_or(0).saturating_sub(held.hits));
                 }
@@ -252,8 +254,20 @@ impl Scene {
     fn is_told_by_call_alone(&mut self, place: usize, at: usize, cost: u64) -> bool {
         let now = self.now();
         let Some(pod) = &self.pods[place] else { return false };
+        let (number, is_watched) = (pod.number, pod.version.1.is_watched());
         let start = &mut self.starts[at];
-        let Some(logged) = start.logged_ms.filter(|_| start.pod == pod.number) else { return true };
+        if let Some((kept_ms, hits)) = start.kept.take_if(|_| start.pod == number)
+            && now < kept_ms + BOTH_MS.1
+        {
+            // The estimate stays, and the cost beyond it is charged.
+            let due = if is_watched { cost.saturating_sub(hits) } else { 0 };
+            self.tokens.count_whole(due);
+            let is_sure = is_watched && now < kept_ms + BOTH_MS.0;
+            self.tokens.count_perhaps(if is_sure { 0 } else { cost - due });
+            self.note_due(number, due);
+            return false;
+        }
+        let Some(logged) = start.logged_ms.filter(|_| start.pod == number) else { return true };
         if now >= logged + BOTH_MS.1 {
             return true;
         }

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::recent::Recent;
 use super::start::{End, Hold, Phase, Start, Unspent};
-use super::{Beginning, Begun, Cause, Held, Settlement, StartView};
+use super::{Beginning, Begun, Cause, Held, Sender, Settlement, StartView};
 use crate::counter::HoldCounter;
 use crate::limiter::owners::{Owner, StartId};
 use crate::time::Time;
@@ -73,6 +73,12 @@ pub(super) struct Part {
     called: Recent<HoldId, ()>,
     /// Descriptors whose cost the access log has told, and which a call may end too: their number.
     logged: Recent<HoldId, u32>,
+    /// Descriptors that a call has ended, whose log is still to come: their number.
+    settled: Recent<HoldId, u32>,
+    /// Hits that stay charged for descriptors of which the log did not know the cost.
+    kept: Recent<HoldId, u64>,
+    /// The start of the same call under another id, of starts that have ended.
+    links: Recent<StartId, Option<StartId>>,
     /// Number of holds.
     len: usize,
     /// Number of holds of a key, counted only while there are so many in all that it matters.
@@ -113,6 +119,9 @@ impl Part {
             ends: Recent::new(END_REMEMBERED, NOTES_MAX),
             called: Recent::new(CALLED_REMEMBERED, NOTES_MAX),
             logged: Recent::new(END_REMEMBERED, NOTES_MAX),
+            settled: Recent::new(END_REMEMBERED, NOTES_MAX),
+            kept: Recent::new(END_REMEMBERED, NOTES_MAX),
+            links: Recent::new(END_REMEMBERED, NOTES_MAX),
             len: 0,
             of_key: None,
             in_force: 0,
@@ -236,18 +245,16 @@ impl Part {
         }
     }
 
-    pub(super) fn settle(
-        &mut self,
-        id: HoldId,
-        by: Owner,
-        remembers: bool,
-        now: Time,
-    ) -> Settlement {
+    pub(super) fn settle(&mut self, id: HoldId, by: Sender, now: Time) -> Settlement {
+        let Sender { owner: by, remembers, is_logging } = by;
         // A start that failed may have both notes: its Envoy let it pass.
         let is_logged = self.logged.take_one(id, now);
         let is_denied = self.denied.take_one(id, now);
         if is_logged {
             return Settlement::Counted;
+        }
+        if let Some(hits) = self.kept.remove(id, now) {
+            return Settlement::Kept(hits);
         }
         if is_denied {
             // The cost is counted now, and not by the log too.
@@ -259,9 +266,11 @@ impl Part {
         let is_any = |_: &Start| true;
         for is_meant in [&is_of_sender as &dyn Fn(&Start) -> bool, &is_any] {
             if let Some((hold, owner)) = self.take_hold(id, is_meant) {
+                self.note_settled_by_call(id, is_logging, now);
                 return Settlement::Of(Box::new(hold), owner);
             }
             if self.end_asking(id, is_meant) {
+                self.note_settled_by_call(id, is_logging, now);
                 return Settlement::OfNothing;
             }
         }
@@ -273,6 +282,13 @@ impl Part {
         }
         self.count(HoldCounter::WithoutHold, 1);
         Settlement::Unknown
+    }
+
+    /// Notes that a call has ended a descriptor, whose log may follow.
+    fn note_settled_by_call(&mut self, id: HoldId, is_logging: bool, now: Time) {
+        if is_logging {
+            *self.settled.note(id, now) += 1;
+        }
     }
 
     /// Removes the oldest hold of the descriptor of this id, of a start that `is_meant`.
@@ -324,11 +340,25 @@ impl Part {
         }
         let (mut owners, mut held) = (SmallVec::new(), Held::new());
         for number in over {
+            if self.is_settled_by_call(StartId { request: id, number }, now) {
+                continue; // the entry is of an earlier start
+            }
             let (owner, of_start) = self.end_one(StartId { request: id, number }, end, now)?;
             owners.push(owner);
             held.extend(of_start);
         }
         Some((owners, held))
+    }
+
+    /// Whether a call has ended an earlier start of the same descriptors, whose entry this is.
+    fn is_settled_by_call(&mut self, start: StartId, now: Time) -> bool {
+        if self.settled.is_empty() {
+            return false; // as nearly always
+        }
+        let Some(found) = self.find(start) else { return false };
+        let descriptors: SmallVec<[u64; 2]> = found.descriptors().collect();
+        let ids = descriptors.iter().map(|of| HoldId { request: start.request, descriptor: *of });
+        ids.filter(|id| self.settled.take_one(*id, now)).count() > 0
     }
 
     /// Ends the starts of a request that another filter has denied. If a descriptor of a start was denied
@@ -352,7 +382,7 @@ impl Part {
 
     /// The numbers of the starts that one end is of: those that have not ended, the oldest first, but
     /// for starts of a descriptor that an older one has too. Each filter of Envoy makes one.
-    fn one_of_each_descriptor(&mut self, id: RequestId) -> SmallVec<[u32; 2]> {
+    pub(super) fn one_of_each_descriptor(&mut self, id: RequestId) -> SmallVec<[u32; 2]> {
         let mut named = HashSet::<u64, RandomState>::default();
         let open = self.starts(id).filter(|start| !matches!(start.phase, Phase::Ended(_)));
         let is_further = |start: &&mut Start| {
@@ -381,7 +411,19 @@ impl Part {
         if is_asking {
             return Some((owner, Held::new()));
         }
-        self.remove(id).map(|start| (owner, start.held))
+        let start = self.remove(id)?;
+        if start.next.is_some() {
+            *self.links.note(id, now) = start.next;
+        }
+        if end == End::Unknown {
+            // A call may tell the cost after all.
+            let kept = start.held.iter().filter(|(_, it)| it.hits > 0 && !it.gives_back());
+            for (descriptor, hold) in kept {
+                let id = HoldId { request: id.request, descriptor: *descriptor };
+                *self.kept.note(id, now) += hold.hits;
+            }
+        }
+        Some((owner, start.held))
     }
 
     /// Removes the start of a candidate that came with `start`: the first one after it. Other filters
@@ -433,6 +475,9 @@ impl Part {
         self.ends.trim(now);
         self.called.trim(now);
         self.logged.trim(now);
+        self.settled.trim(now);
+        self.kept.trim(now);
+        self.links.trim(now);
         if self.requests.is_empty() {
             // No request holds anything for now, so nothing takes memory.
             self.requests = HashMap::with_hasher(self.requests.hasher().clone());
@@ -458,8 +503,10 @@ impl Part {
     }
 
     fn has_notes(&self) -> bool {
-        let Self { denied, ends, called, logged, .. } = self;
-        !(denied.is_empty() && ends.is_empty() && called.is_empty() && logged.is_empty())
+        let Self { denied, ends, called, logged, settled, kept, links, .. } = self;
+        let are_none = denied.is_empty() && ends.is_empty() && called.is_empty();
+        let are_none = are_none && logged.is_empty() && settled.is_empty() && kept.is_empty();
+        !(are_none && links.is_empty())
     }
 
     pub(super) fn starts(&mut self, id: RequestId) -> impl Iterator<Item = &mut Start> {
@@ -479,6 +526,11 @@ impl Part {
         }
         start.held.iter().for_each(|(_, hold)| self.note_let_go(hold));
         Some(start)
+    }
+
+    /// The start of the same call under another id than that of `id`, which has ended.
+    pub(super) fn link_of(&mut self, id: StartId, now: Time) -> Option<StartId> {
+        self.links.remove(id, now).flatten()
     }
 
     fn count(&mut self, event: HoldCounter, times: u64) {
@@ -552,5 +604,8 @@ impl Part {
             + self.ends.bytes()
             + self.called.bytes()
             + self.logged.bytes()
+            + self.settled.bytes()
+            + self.kept.bytes()
+            + self.links.bytes()
     }
 }

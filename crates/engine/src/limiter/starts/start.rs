@@ -196,9 +196,14 @@ impl Hold {
         (self.unspent(self.hits.saturating_sub(cost)), cost.saturating_sub(self.hits))
     }
 
+    /// Whether all that is held comes back if its cost is not known.
+    pub(super) fn gives_back(&self) -> bool {
+        self.releases || self.is_of_slots()
+    }
+
     /// Returns the hits to give back when no end has come in time.
     pub(super) fn expired(&self) -> Option<Unspent> {
-        (self.releases || self.is_of_slots()).then(|| self.unspent(self.hits))
+        self.gives_back().then(|| self.unspent(self.hits))
     }
 
     /// As [`Ask::carry_debt`].

@@ -17,6 +17,10 @@ const LASTS: Duration = Duration::from_secs(120);
 /// A caller that is known.
 const ENVOY: Owner = Owner::THIS_PROCESS;
 
+fn of(owner: Owner) -> Sender {
+    Sender { owner, remembers: true, is_logging: true }
+}
+
 /// The time of most events.
 const NOW: Time = at(1);
 
@@ -84,7 +88,7 @@ fn take(starts: &Starts, id: HoldId, hold: Hold, now: Time) -> bool {
 
 /// Returns the tokens that come back, and the hits to be charged, by a settlement of so many hits.
 fn settle(starts: &Starts, id: HoldId, hits: u64) -> Option<(LeasedTokens, u64)> {
-    match starts.settle(id, ENVOY, true, NOW) {
+    match starts.settle(id, of(ENVOY), NOW) {
         Settlement::Of(hold, _) => {
             let (unspent, due) = hold.settled(End::Cost(hits));
             Some((unspent.tokens, due))
@@ -222,6 +226,24 @@ fn silence_is_known_from_the_interval_of_the_signs() {
 }
 
 #[test]
+fn signs_of_a_request_with_two_filters_tell_the_interval_of_both() {
+    let starts = Starts::default();
+    let request = id(1).request;
+    for descriptor in [1, 2] {
+        take(&starts, HoldId { request, descriptor }, slot(), at(0));
+    }
+    starts.note_sign(request, Node::default(), at(10));
+    let mut silences = Vec::new();
+    for part in starts.parts() {
+        starts.expire(part, at(10), |start| {
+            silences.extend(start.silence);
+            None
+        });
+    }
+    assert_eq!(silences, [Silence { sign_due: at(30), over: at(41) }; 2]);
+}
+
+#[test]
 fn a_start_whose_envoy_is_gone_ends_as_its_rule_says() {
     let starts = Starts::default();
     take(&starts, id(1), slot(), NOW);
@@ -238,15 +260,15 @@ fn a_start_whose_envoy_is_gone_ends_as_its_rule_says() {
 fn a_start_that_is_asked_for_ends_by_its_verdict() {
     let starts = Starts::default();
     let start = begin(&starts, id(1), NOW);
-    assert_eq!(starts.settle(id(1), Owner::UNKNOWN, true, NOW), Settlement::OfNothing);
+    assert_eq!(starts.settle(id(1), of(Owner::UNKNOWN), NOW), Settlement::OfNothing);
     assert!(starts.hold(start, id(1).descriptor, hold(100)));
     let (held, end) = starts.conclude(start, NOW).expect("its end came meanwhile");
     assert_eq!((held.len(), end), (1, End::Charged));
     assert_eq!(count(&starts, HoldCounter::InForce), 0);
     // An entry of the log tells the cost.
-    let start = begin(&starts, id(1), NOW);
+    let start = begin(&starts, id(5), NOW);
     assert_eq!(
-        starts.end(id(1).request, End::Cost(7), NOW),
+        starts.end(id(5).request, End::Cost(7), NOW),
         Some((smallvec![Owner::UNKNOWN], Held::new()))
     );
     assert_eq!(starts.forget(start), Some((Held::new(), Some(End::Cost(7)))));
@@ -257,21 +279,21 @@ fn an_end_before_its_start_leaves_it_nothing_to_take() {
     let starts = Starts::default();
     let soon = NOW + Duration::from_millis(900);
     let begun = |n, now| try_begin(&starts, id(n), &hold(1), false, now);
-    assert_eq!(starts.settle(id(1), ENVOY, true, NOW), Settlement::Unknown);
+    assert_eq!(starts.settle(id(1), of(ENVOY), NOW), Settlement::Unknown);
     assert_eq!(begun(1, soon), Begun::Ended(End::Charged));
     assert!(matches!(begun(1, soon), Begun::Open(_)), "once");
     assert_eq!(starts.end(id(2).request, End::Cost(9), NOW), None);
     assert_eq!(begun(2, at(5)), Begun::Ended(End::Cost(9)));
     assert_eq!(starts.end(id(3).request, End::Unknown, NOW), None);
     assert!(matches!(begun(3, at(12)), Begun::Open(_)), "it is forgotten after seconds");
-    assert_eq!(starts.settle(id(4), ENVOY, true, at(20)), Settlement::Unknown);
+    assert_eq!(starts.settle(id(4), of(ENVOY), at(20)), Settlement::Unknown);
     assert!(matches!(begun(4, at(22)), Begun::Open(_)), "that of a call after a second");
 }
 
 #[test]
 fn a_cost_told_by_a_call_and_the_log_is_charged_once() {
     let starts = Starts::default();
-    assert_eq!(starts.settle(id(1), ENVOY, true, NOW), Settlement::Unknown);
+    assert_eq!(starts.settle(id(1), of(ENVOY), NOW), Settlement::Unknown);
     assert_eq!(starts.end(id(1).request, End::Cost(9), at(3)), None);
     let begun = try_begin(&starts, id(1), &hold(1), false, at(4));
     assert_eq!(begun, Begun::Ended(End::Charged));
@@ -281,7 +303,7 @@ fn a_cost_told_by_a_call_and_the_log_is_charged_once() {
 #[test]
 fn an_end_by_an_unknown_caller_refuses_no_later_start() {
     let starts = Starts::default();
-    assert_eq!(starts.settle(id(1), Owner::UNKNOWN, true, NOW), Settlement::Unknown);
+    assert_eq!(starts.settle(id(1), of(Owner::UNKNOWN), NOW), Settlement::Unknown);
     let begun = try_begin(&starts, id(1), &hold(1), false, NOW);
     assert!(matches!(begun, Begun::Open(_)));
 }
@@ -290,7 +312,7 @@ fn an_end_by_an_unknown_caller_refuses_no_later_start() {
 fn the_end_of_one_descriptor_refuses_no_start_of_another() {
     let starts = Starts::default();
     let other = HoldId { descriptor: 7, ..id(1) };
-    assert_eq!(starts.settle(other, ENVOY, true, NOW), Settlement::Unknown);
+    assert_eq!(starts.settle(other, of(ENVOY), NOW), Settlement::Unknown);
     assert!(matches!(try_begin(&starts, id(1), &hold(1), false, NOW), Begun::Open(_)));
 }
 
@@ -305,10 +327,10 @@ fn the_end_of_a_denied_start_frees_no_other_of_its_id() {
         starts.note_denied(id(1), NOW);
     }
     for _ in 0..25 {
-        assert_eq!(starts.settle(id(1), Owner::UNKNOWN, true, NOW), Settlement::OfNothing);
+        assert_eq!(starts.settle(id(1), of(Owner::UNKNOWN), NOW), Settlement::OfNothing);
     }
     assert_eq!(count(&starts, HoldCounter::InForce), 5);
-    assert!(matches!(starts.settle(id(1), Owner::UNKNOWN, true, NOW), Settlement::Of(..)));
+    assert!(matches!(starts.settle(id(1), of(Owner::UNKNOWN), NOW), Settlement::Of(..)));
 }
 
 #[test]
@@ -320,9 +342,9 @@ fn an_undone_start_and_its_candidate_hold_nothing() {
     let Begun::Open(aside) = try_begin(&starts, id(1), &slot(), true, NOW) else { panic!() };
     starts.hold(aside, 7, Hold { key: Key::for_test(2), ..slot() });
     starts.conclude(aside, NOW);
-    let undone = starts.undo(own).unwrap();
+    let undone = starts.undo(own, NOW).unwrap();
     assert_eq!((undone.held.len(), undone.next), (2, None));
-    assert_eq!(starts.undo(own), None);
+    assert_eq!(starts.undo(own, NOW), None);
     assert_eq!(count(&starts, HoldCounter::InForce), 0);
 }
 
@@ -339,7 +361,7 @@ fn an_undone_start_leaves_the_candidate_of_another_filter() {
         start
     };
     let [_, _, second, _] = [of(false, 1), of(true, 2), of(false, 4), of(true, 8)];
-    starts.undo(second);
+    starts.undo(second, NOW);
     assert_eq!(count(&starts, HoldCounter::Hits), 1 + 2);
 }
 
@@ -371,6 +393,46 @@ fn an_entry_of_the_log_ends_what_each_filter_has_started() {
     assert_eq!((owners.len(), held.len()), (2, 2));
     let (_, held) = starts.end(request, End::Unknown, NOW).unwrap();
     assert_eq!(held.len(), 1, "the other start of descriptor 1 was of another request");
+}
+
+/// As a redirect within Envoy does under an id that it keeps.
+#[test]
+fn the_entry_of_a_start_that_a_call_has_ended_ends_no_later_start() {
+    let starts = Starts::default();
+    take(&starts, id(1), hold(100), NOW);
+    assert!(matches!(starts.settle(id(1), of(ENVOY), NOW), Settlement::Of(..)));
+    take(&starts, id(1), hold(100), NOW);
+    let ended = starts.end(id(1).request, End::Cost(7), NOW);
+    assert_eq!(ended.map(|(owners, held)| (owners.len(), held.len())), Some((0, 0)));
+    assert!(matches!(starts.settle(id(1), of(ENVOY), NOW), Settlement::Of(..)), "not counted");
+}
+
+#[test]
+fn a_cost_that_the_log_did_not_know_is_charged_beyond_the_estimate_alone() {
+    let starts = Starts::default();
+    take(&starts, id(1), hold(100), NOW);
+    take(&starts, id(2), Hold { releases: true, ..hold(100) }, NOW);
+    for n in [1, 2] {
+        starts.end(id(n).request, End::Unknown, NOW).expect("it is open");
+    }
+    assert_eq!(starts.settle(id(1), of(ENVOY), NOW), Settlement::Kept(100));
+    assert_eq!(starts.settle(id(2), of(ENVOY), NOW), Settlement::Unknown, "all came back");
+}
+
+#[test]
+fn an_undone_call_undoes_its_other_start_after_the_first_has_ended() {
+    let starts = Starts::default();
+    let [first, second] = [1, 2].map(|n| {
+        let start = begin(&starts, id(n), NOW);
+        starts.hold(start, id(n).descriptor, slot());
+        starts.conclude(start, NOW);
+        start
+    });
+    starts.link(first, second);
+    starts.end(id(1).request, End::Unknown, NOW).expect("it is open");
+    let undone = starts.undo(first, NOW).expect("its other start is known");
+    assert_eq!((undone.held.len(), undone.next), (0, Some(second)));
+    assert_eq!(starts.undo(second, NOW).expect("it is open").held.len(), 1);
 }
 
 #[test]
@@ -467,7 +529,7 @@ fn nothing_takes_memory_once_nothing_is_held() {
     let starts = Starts::default();
     for n in 0..10_000 {
         take(&starts, id(n), Hold { key: Key::for_test(n), ..hold(1) }, at(0));
-        starts.settle(id(1_000_000 + n), Owner::UNKNOWN, true, at(0));
+        starts.settle(id(1_000_000 + n), of(Owner::UNKNOWN), at(0));
         starts.note_denied(id(2_000_000 + n), at(0));
     }
     assert!(count(&starts, HoldCounter::Bytes) > 10_000 * size_of::<Hold>() as u64);
@@ -512,7 +574,7 @@ fn the_end_of_another_descriptor_leaves_a_start_that_is_asked_for() {
     let start = begin(&starts, id(1), NOW);
     let other = HoldId { descriptor: 7, ..id(1) };
     assert!(!starts.has(other) && starts.has(id(1)));
-    assert_eq!(starts.settle(other, Owner::UNKNOWN, true, NOW), Settlement::Unknown);
+    assert_eq!(starts.settle(other, of(Owner::UNKNOWN), NOW), Settlement::Unknown);
     assert_eq!(starts.conclude(start, NOW), None);
 }
 
