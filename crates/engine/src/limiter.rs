@@ -231,11 +231,7 @@ impl Limiter {
             }
             return None; // to drop it gives back what was taken
         }
-        let mut verdict = transaction.conclude(request, now);
-        if !runs {
-            self.shared.end_aside(verdict.started.take(), now);
-        }
-        Some(verdict)
+        Some(self.conclude_aside(transaction, request, now, runs))
     }
 
     /// Decides `request` as [`Limiter::decide_aside`] does where that has left it out, and waits for
@@ -261,11 +257,21 @@ impl Limiter {
             transaction.take_leased(now, deadline).await.ok()?;
         }
         let now = self.shared.clock.now();
+        Some(self.conclude_aside(transaction, request, now, runs))
+    }
+
+    fn conclude_aside<'r>(
+        &self,
+        mut transaction: Transaction<'_, 'r>,
+        request: &Request<'_>,
+        now: Time,
+        runs: bool,
+    ) -> Verdict<'r> {
         let mut verdict = transaction.conclude(request, now);
         if !runs {
             self.shared.end_aside(verdict.started.take(), now);
         }
-        Some(verdict)
+        verdict
     }
 
     /// Whether a descriptor of `request` charges a cost that was incurred, or ends a hold, also one of a

@@ -81,16 +81,9 @@ impl Limiter {
     /// send their access logs, the cost of the request is charged all the same, if it ran.
     pub fn undo_start(&self, start: StartId) {
         let now = self.shared.clock.now();
-        let mut next = Some(start);
-        while let Some(start) = next {
-            let Some(Undone { owner, held, next: linked }) = self.shared.starts.undo(start, now)
-            else {
-                return;
-            };
-            self.shared.end_holds(&held, End::Charged, now);
-            self.shared.keep_unanswered(start, owner, &held, now);
-            next = linked;
-        }
+        self.shared.undo_starts(start, now, |start, Undone { owner, held, .. }| {
+            self.shared.keep_unanswered(start, *owner, held, now);
+        });
     }
 }
 
@@ -190,9 +183,7 @@ impl Shared {
             self.starts.note_without_id();
             return (hits, None);
         };
-        let is_logging = self.owners.has_nodes();
-        let sender = Sender { owner: by, remembers, is_logging };
-        let settled = self.starts.settle(id, sender, now);
+        let settled = self.starts.settle(id, self.sender(by, remembers), now);
         self.look_at_starts();
         let (hold, owner) = match settled {
             Settlement::Of(hold, owner) => (hold, owner),
@@ -206,13 +197,16 @@ impl Shared {
         (due, self.give_back_unspent(&unspent, now))
     }
 
+    fn sender(&self, owner: Owner, remembers: bool) -> Sender {
+        Sender { owner, remembers, is_logging: self.owners.has_nodes() }
+    }
+
     /// Ends what the request of a descriptor holds that no rule limits any more, and charges the rest of
     /// its cost to what it was charged to at its start.
     pub(super) fn end_without_rule(&self, request: &Request<'_>, at: usize, by: Owner, now: Time) {
         let Some(id) = self.id_of_end(request, at) else { return };
-        let is_logging = self.owners.has_nodes();
-        let sender = Sender { owner: by, remembers: true, is_logging };
-        let Settlement::Of(hold, owner) = self.starts.settle(id, sender, now) else { return };
+        let settled = self.starts.settle(id, self.sender(by, true), now);
+        let Settlement::Of(hold, owner) = settled else { return };
         self.owners.prove_by(owner, by);
         let cost = request.hits(&request.descriptors[at]);
         self.starts.note_settled(id.request, hold.hits, cost);
@@ -239,10 +233,18 @@ impl Shared {
 
     /// Ends the starts of a candidate's rules.
     pub(super) fn end_aside(&self, start: Option<StartId>, now: Time) {
-        let mut next = start;
+        if let Some(start) = start {
+            self.undo_starts(start, now, |_, _| {});
+        }
+    }
+
+    /// Gives back all that the starts of a call hold, of which `first` is one, and tells each.
+    fn undo_starts(&self, first: StartId, now: Time, tell: impl Fn(StartId, &Undone)) {
+        let mut next = Some(first);
         while let Some(start) = next {
             let Some(undone) = self.starts.undo(start, now) else { return };
             self.end_holds(&undone.held, End::Charged, now);
+            tell(start, &undone);
             next = undone.next;
         }
     }
