@@ -185,7 +185,7 @@ impl Starts {
         if start != other
             && let Some(start) = self.part(start.request).lock().find(start)
         {
-            start.next = Some(other);
+            start.next = Some(Box::new(other));
         }
     }
 
@@ -197,7 +197,7 @@ impl Starts {
             let next = Some(part.link_of(start, now)?);
             return Some(Undone { owner: Owner::UNKNOWN, held: Held::new(), next });
         };
-        let (owner, next) = (*owner, *next);
+        let (owner, next) = (*owner, next.as_deref().copied());
         let (mut held, _) = part.forget(start)?;
         held.extend(part.forget_aside(start).into_iter().flatten());
         Some(Undone { owner, held, next })

@@ -79,9 +79,11 @@ pub(super) struct Part {
     kept: Recent<HoldId, u64>,
     /// The start of the same call under another id, of starts that have ended.
     links: Recent<StartId, Option<StartId>>,
-    /// Number of holds.
+    /// Number of holds, and of places for the first hold of a start.
     len: usize,
-    /// Number of holds of a key, counted only while there are so many in all that it matters.
+    /// Number of such places.
+    places: usize,
+    /// Number of holds and places of a key, counted only while there are so many in all that it matters.
     of_key: Option<HashMap<Key, u32, RandomState>>,
     /// Number of holds of any hits.
     pub(super) in_force: usize,
@@ -123,6 +125,7 @@ impl Part {
             kept: Recent::new(END_REMEMBERED, NOTES_MAX),
             links: Recent::new(END_REMEMBERED, NOTES_MAX),
             len: 0,
+            places: 0,
             of_key: None,
             in_force: 0,
             hits: 0,
@@ -185,10 +188,13 @@ impl Part {
                 phase: Phase::Asking,
                 is_aside,
                 next: None,
+                place: Some(first.0),
                 descriptors: descriptors.into(),
                 held: SmallVec::new(),
             },
         );
+        self.places += 1;
+        self.take_place(first.0);
         Some(StartId { request: id, number: self.last })
     }
 
@@ -197,6 +203,7 @@ impl Part {
     }
 
     pub(super) fn hold(&mut self, id: StartId, descriptor: u64, hold: Hold) -> bool {
+        self.leave_place(id);
         if !self.has_room((hold.key, hold.is_of_slots())) {
             self.count(HoldCounter::NotKept, 1);
             return false;
@@ -208,6 +215,7 @@ impl Part {
     }
 
     pub(super) fn conclude(&mut self, id: StartId, now: Time) -> Option<(Held, End)> {
+        self.leave_place(id);
         let start = self.find(id)?;
         if let Phase::Ended(end) = start.phase {
             return self.remove(id).map(|start| (start.held, end));
@@ -231,7 +239,7 @@ impl Part {
 
     pub(super) fn keep_unanswered(&mut self, id: StartId, owner: Owner, held: Held, now: Time) {
         let Some((_, first)) = held.first() else { return };
-        let blank = self.len.saturating_sub(self.in_force);
+        let blank = self.len.saturating_sub(self.in_force + self.places);
         if blank + held.len() > BLANK_MAX || self.len + held.len() > CROWDED {
             return;
         }
@@ -417,8 +425,8 @@ impl Part {
             return Some((owner, Held::new()));
         }
         let start = self.remove(id)?;
-        if start.next.is_some() {
-            *self.links.note(id, now) = start.next;
+        if let Some(next) = start.next {
+            *self.links.note(id, now) = Some(*next);
         }
         if end == End::Unknown {
             // A call may tell the cost after all.
@@ -529,6 +537,7 @@ impl Part {
         if starts.is_empty() {
             self.requests.remove(&id.request);
         }
+        self.leave(start.place);
         start.held.iter().for_each(|(_, hold)| self.note_let_go(hold));
         Some(start)
     }
@@ -549,37 +558,61 @@ impl Part {
     }
 
     fn note_held(&mut self, hold: &Hold) {
-        self.len += 1;
         self.in_force += usize::from(hold.hits > 0);
         self.hits = self.hits.saturating_add(hold.hits);
+        self.take_place(hold.key);
+    }
+
+    fn note_let_go(&mut self, hold: &Hold) {
+        self.in_force = self.in_force.saturating_sub(usize::from(hold.hits > 0));
+        self.hits = self.hits.saturating_sub(hold.hits);
+        self.free_place(hold.key);
+    }
+
+    /// Frees the place of a start that is about to hold something, or has its verdict.
+    fn leave_place(&mut self, id: StartId) {
+        let place = self.find(id).and_then(|start| start.place.take());
+        self.leave(place);
+    }
+
+    fn leave(&mut self, place: Option<Key>) {
+        if let Some(key) = place {
+            self.places = self.places.saturating_sub(1);
+            self.free_place(key);
+        }
+    }
+
+    /// Counts a hold or a place of `key` that has just been entered.
+    fn take_place(&mut self, key: Key) {
+        self.len += 1;
         match &mut self.of_key {
-            Some(of_key) => *of_key.entry(hold.key).or_default() += 1,
+            Some(of_key) => *of_key.entry(key).or_default() += 1,
             None if self.len >= CROWDED => self.of_key = Some(self.by_key()),
             None => {}
         }
     }
 
-    fn note_let_go(&mut self, hold: &Hold) {
+    fn free_place(&mut self, key: Key) {
         self.len = self.len.saturating_sub(1);
-        self.in_force = self.in_force.saturating_sub(usize::from(hold.hits > 0));
-        self.hits = self.hits.saturating_sub(hold.hits);
         if self.len < UNCROWDED {
             self.of_key = None;
         }
         if let Some(of_key) = &mut self.of_key
-            && let Some(held) = of_key.get_mut(&hold.key)
+            && let Some(held) = of_key.get_mut(&key)
         {
             *held -= 1;
             if *held == 0 {
-                of_key.remove(&hold.key);
+                of_key.remove(&key);
             }
         }
     }
 
     fn by_key(&self) -> HashMap<Key, u32, RandomState> {
         let mut of_key = HashMap::<_, u32, _>::default();
-        let holds = self.requests.values().flatten().flat_map(|start| &start.held);
-        holds.for_each(|(_, hold)| *of_key.entry(hold.key).or_default() += 1);
+        for start in self.requests.values().flatten() {
+            let held = start.held.iter().map(|(_, hold)| hold.key);
+            held.chain(start.place).for_each(|key| *of_key.entry(key).or_default() += 1);
+        }
         of_key
     }
 

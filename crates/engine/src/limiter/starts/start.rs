@@ -108,8 +108,11 @@ pub(super) struct Start {
     pub(super) phase: Phase,
     /// Whether a candidate's rules have started it, which the request does not wait for.
     pub(super) is_aside: bool,
-    /// A start of the same call under another id.
-    pub(super) next: Option<StartId>,
+    /// A start of the same call under another id, which few have.
+    pub(super) next: Option<Box<StartId>>,
+    /// The key of the first hold to come, for which a place in the table is taken, until the start holds
+    /// something or the verdict is made.
+    pub(super) place: Option<Key>,
     /// The hashes of the descriptors that are to hold something, which their ends have too, until the
     /// verdict is made.
     pub(super) descriptors: SmallVec<[u64; 2]>,

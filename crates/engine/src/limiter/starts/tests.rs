@@ -471,6 +471,16 @@ fn requests_without_answer_take_a_small_part_of_the_room() {
 
 /// Descriptors that hold nothing take no memory once the verdict is made.
 #[test]
+fn starts_that_wait_leave_room_for_those_of_other_keys() {
+    let starts = Starts::default();
+    let waits = |n: u64| matches!(try_begin(&starts, id(n), &hold(1), false, NOW), Begun::Open(_));
+    let waiting = (0..2 * HOLDS_MAX as u64).filter(|n| waits(*n)).count();
+    assert!(waiting <= HOLDS_MAX / 4 * 3 + PARTS * FEW as usize, "{waiting}");
+    let of_another = Hold { key: Key::for_test(2), ..hold(1) };
+    assert!(take(&starts, id(u64::MAX), of_another, NOW));
+}
+
+#[test]
 fn a_start_keeps_only_the_descriptors_that_hold_something() {
     let starts = Starts::default();
     let many: Vec<u64> = (0..256).collect();
