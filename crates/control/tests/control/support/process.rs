@@ -73,6 +73,15 @@ impl Process {
         self.child.id()
     }
 
+    /// Ends it as Kubernetes does.
+    #[allow(dead_code)] // of the churn only
+    pub(crate) fn stop(&mut self) {
+        let id = self.child.id().to_string();
+        let told = Command::new("kill").args(["-s", "TERM", &id]).status();
+        assert!(told.unwrap().success());
+        self.child.wait().unwrap();
+    }
+
     #[allow(dead_code)] // of the tests of kills only
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap(); // SIGKILL
