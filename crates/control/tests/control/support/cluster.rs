@@ -43,7 +43,7 @@ struct Shared {
 /// What it has, and how it fails.
 #[derive(Default)]
 pub(crate) struct Content {
-    objects: BTreeMap<String, Value>,
+    pub(crate) objects: BTreeMap<String, Value>,
     /// A line of a watch for each version.
     events: Vec<String>,
     /// The first version that watches may begin after.
