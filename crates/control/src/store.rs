@@ -454,7 +454,7 @@ impl From<serde_json::Error> for StoreError {
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 11] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 12] = [
     (1, "schema", shared(include_str!("../migrations/0001_schema.sql"))),
     (
         2,
@@ -488,6 +488,7 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 11] = [
     (9, "owners", shared(include_str!("../migrations/0009_owners.sql"))),
     (10, "fleets", shared(include_str!("../migrations/0010_fleets.sql"))),
     (11, "cluster", shared(include_str!("../migrations/0011_cluster.sql"))),
+    (12, "pod places", shared(include_str!("../migrations/0012_pod_places.sql"))),
 ];
 
 /// The same SQL for both databases.

@@ -277,7 +277,7 @@ settings! {
         /// Headers of the stream, as in authorization:Bearer x,team:shop
         "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS" => headers: HeaderMap =
             parsed_secret("HEADERS", "", header_map);
-        /// Also take rules as YAML, in the type ratelease.config.v1.Rules, from the same server
+        /// Ask for rule files, the type ratelease.config.v1.Rules, in place of RateLimitConfig
         "CONFIG_GRPC_XDS_RATELEASE" => own_rules: bool = switch(false).added();
         /// Use TLS to the xDS server
         "CONFIG_GRPC_XDS_SERVER_USE_TLS" => is_secured: bool = switch(false);

@@ -30,7 +30,7 @@ use crate::work::heavy;
 struct PodList {
     /// The last version.
     version: i64,
-    /// The streams of pods that are open, by node.
+    /// The pods that are connected, by node.
     pods: Vec<PodRow>,
     /// `after` of the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -659,20 +659,16 @@ async fn hits(store: &Store, version: i64) -> Result<(StepHits, Option<String>),
 // === impl PodGroups ===
 
 impl PodGroups {
-    /// Counts pods. A pod has a row for each type of resources.
+    /// Counts pods, each of which has one row.
     fn of(rows: &[PodRow], rollout: i64, version: i64) -> Self {
-        let mut pods = BTreeMap::<(&str, &str), Vec<&PodRow>>::new();
-        for row in rows {
-            pods.entry((&row.replica, &row.peer)).or_default().push(row);
-        }
         let mut groups = Self::default();
-        for rows in pods.values() {
-            let is_chosen = rows.iter().any(|row| row.chosen_by == rollout);
+        for row in rows {
+            let is_chosen = row.chosen_by == rollout;
             let group = if is_chosen { &mut groups.chosen } else { &mut groups.others };
             group.connected += 1;
-            group.current += usize::from(rows.iter().all(|row| row.accepted >= version));
-            group.refused += usize::from(rows.iter().any(|row| row.refused >= version));
-            group.without_reports += usize::from(rows.iter().all(|row| !row.reports));
+            group.current += usize::from(row.accepted >= version);
+            group.refused += usize::from(row.refused >= version);
+            group.without_reports += usize::from(!row.reports);
         }
         groups
     }
@@ -775,13 +771,13 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_counted_once_and_by_what_they_were_sent() {
-        let rows = [row("a", "1", 7, 9), row("a", "1", 7, 9), row("b", "2", 0, 9)];
+    fn pods_are_counted_by_what_they_were_sent() {
+        let rows = [row("a", "1", 7, 9), row("b", "2", 0, 9)];
         let PodGroups { chosen, others } = PodGroups::of(&rows, 7, 9);
         assert_eq!((chosen.connected, chosen.current, chosen.without_reports), (1, 1, 0));
         assert_eq!((others.connected, others.current, others.without_reports), (1, 1, 1));
-        let behind = PodGroups::of(&[row("a", "1", 7, 9), row("a", "1", 7, 8)], 7, 9);
-        assert_eq!(behind.chosen.current, 0, "one of its types is behind");
+        let behind = PodGroups::of(&[row("a", "1", 7, 8)], 7, 9);
+        assert_eq!((behind.chosen.connected, behind.chosen.current), (1, 0));
         assert_eq!(PodGroups::of(&rows, 8, 9).chosen.connected, 0, "chosen by another rollout");
     }
 
@@ -839,7 +835,7 @@ mod tests {
 
     #[test]
     fn an_id_of_several_pods_is_found() {
-        assert_eq!(shared_id(&[row("a", "1", 0, 0), row("a", "1", 0, 0)]), None);
+        assert_eq!(shared_id(&[row("a", "1", 0, 0)]), None);
         assert_eq!(shared_id(&[row("a", "1", 0, 0), row("b", "2", 0, 0)]), None);
         let (one, other) = (row("a", "1", 0, 0), row("a", "2", 0, 0));
         assert_eq!(shared_id(&[one.clone(), other.clone()]), Some("a"));

@@ -7,7 +7,6 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use ratelease_xds::RULES_TYPE;
 use serde::{Deserialize, Serialize};
 
 use super::object::{ApiObject, Object, PlacedFault, bytes_of_faults};
@@ -96,18 +95,10 @@ struct Said(bool, &'static str, String);
 // === impl Pods ===
 
 impl Pods {
-    /// Counts each pod once, by its answers. A pod of ratelease has a stream of rules, and one of
-    /// another type that stays empty and says nothing; other programs have that one alone.
+    /// Sorts pods, each of which has one row with its answers.
     pub fn new(rows: &[PodRow]) -> Self {
-        let mut pods: HashMap<(&str, &str, &str), &PodRow> = HashMap::new();
-        for row in rows {
-            let one = pods.entry((&row.replica, &row.node, &row.peer)).or_insert(row);
-            if row.type_url == RULES_TYPE {
-                *one = row;
-            }
-        }
         let mut this = Self::default();
-        for row in pods.into_values() {
+        for row in rows {
             let PodRow { accepted, refused, node, .. } = row;
             let pod = Pod { accepted: *accepted, refused: Reverse(*refused), node: node.clone() };
             match &row.domains {
@@ -390,17 +381,11 @@ mod tests {
         assert_eq!(programmed(&rows), "True Programmed all 3 pods have the rules");
     }
 
-    /// A pod of ratelease has a stream of a type that it does not use. It is empty, and at the newest
-    /// version without an answer.
     #[tokio::test]
-    async fn a_pod_that_refuses_or_hangs_is_named_whatever_its_other_stream_says() {
+    async fn a_pod_that_refuses_or_hangs_is_named() {
         let (it, set) = (object(Ok("a")), set("a", 4));
-        let rules = |node, accepted, refused| {
-            let type_url = RULES_TYPE.to_owned();
-            PodRow { type_url, refused, ..pod(node, accepted, None) }
-        };
-        let mut rows = vec![pod("a", 4, None), rules("a", 4, 0), pod("b", 4, None)];
-        rows.push(rules("b", 3, 4));
+        let rules = |node, accepted, refused| PodRow { refused, ..pod(node, accepted, None) };
+        let mut rows = vec![rules("a", 4, 0), rules("b", 3, 4)];
         let all = said(&it, &Verdict::Published, &set, &rows);
         let refused = "False RefusedByPods 1 of 2 pods have the rules; not 'b' (has refused version \
                        4; /v1/pods says why)";

@@ -179,3 +179,20 @@ async fn a_database_of_a_later_release_is_left_alone() {
     let why = opened.unwrap_err().to_string();
     assert!(why.contains("migration 99") && why.contains("use that release"), "{why}");
 }
+
+#[tokio::test]
+async fn a_database_whose_pods_have_no_index_is_upgraded() {
+    for place in places().await {
+        place.serve().await.stop().await;
+        let pool = database(&place).await;
+        let drop_index = "DROP INDEX pods_by_place";
+        for sql in [drop_index, "DELETE FROM _sqlx_migrations WHERE version = 12"] {
+            sqlx::query(sql).execute(&pool).await.unwrap();
+        }
+        let server = place.serve().await;
+        assert_eq!(server.json("/v1/pods").await["pods"], json!([]));
+        server.stop().await;
+        sqlx::query(drop_index).execute(&pool).await.expect("the index is there again");
+        pool.close().await;
+    }
+}

@@ -26,7 +26,7 @@ use std::time::{Duration, SystemTime};
 use ratelease_rules::{Rules, Source};
 use ratelease_server::current_rules::CurrentRules;
 use tokio::sync::oneshot;
-use tracing::{debug, dispatcher, error, info, warn};
+use tracing::{dispatcher, error, info, warn};
 
 use super::snapshot::{Snapshot, digest};
 use crate::file_watch::{Cause, FsWatch, PUSHED, Timing, WATCHED, WatchSet, next_cause};
@@ -296,9 +296,9 @@ impl<L: Load> Watch<L> {
             return None;
         };
         let Loaded { digest, sources, result } = *loaded;
-        let Terms { is_trial, is_partial, is_for_now, nothing, left_out } = self.load.terms();
+        let Terms { is_trial, is_for_now, nothing, left_out } = self.load.terms();
         // What was neither put in force nor reported is loaded again when it is found again.
-        let is_settled = if result.is_ok() { !is_partial } else { !is_trial && !is_for_now };
+        let is_settled = result.is_ok() || !is_trial && !is_for_now;
         self.known = is_settled.then_some(digest);
         if cause == Cause::Poll {
             // No event reported this change, so a watch may have ended.
@@ -320,9 +320,7 @@ impl<L: Load> Watch<L> {
         };
         let files = sources.len();
         let warnings = compiled.warnings.len();
-        if is_partial {
-            debug!(files, warnings, "rules compiled; more are to come before they are in force");
-        } else if self.in_force == Some(digest) {
+        if self.in_force == Some(digest) {
             info!(files, "the source holds the rules in force again");
             self.published.restore();
         } else {
@@ -352,8 +350,7 @@ impl<L: Load> Watch<L> {
     /// Reports faults: the rules in force stay.
     fn refuse(&self, faults: &[String], is_final: bool, log: impl FnOnce(&[String])) {
         let joined = faults.join("\n");
-        // A set that is pushed may be refused again beside other sets, and what is refused for now
-        // at each poll.
+        // A pushed set may be sent again, and a set that is refused for now is read at each poll.
         let is_new = self.published.last_fault().as_ref() != Some(&joined);
         if (self.paths.is_some() && is_final) || is_new {
             log(faults);
@@ -465,8 +462,6 @@ pub trait Load: Send + 'static {
 pub struct Terms {
     /// Faults are the reader's business alone: it has other sources to try.
     pub is_trial: bool,
-    /// Good rules are not in force yet: the reader waits for more sources.
-    pub is_partial: bool,
     /// Faults are only about this moment, as a lack of memory is: the same sources are loaded again
     /// at the next poll.
     pub is_for_now: bool,
