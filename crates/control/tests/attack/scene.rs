@@ -12,6 +12,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
+use crate::support::cluster::Cluster;
 use crate::support::{Answer, Call, Place, Process, now, resident, rule};
 use crate::table_row::TableRow;
 
@@ -84,10 +85,19 @@ impl Scene {
 
     /// The same with these flags of the control plane.
     pub(crate) async fn begin_with(name: &str, attack: &str, flags: &[&str]) -> Self {
+        Self::begin_in(name, attack, flags, &[]).await
+    }
+
+    /// The same with the objects of this cluster.
+    pub(crate) async fn begin_following(name: &str, attack: &str, cluster: &Cluster) -> Self {
+        Self::begin_in(name, attack, &[], &cluster.env()).await
+    }
+
+    async fn begin_in(name: &str, attack: &str, flags: &[&str], env: &[(&str, String)]) -> Self {
         let turn = TURNS.acquire().await.unwrap();
         let line = json!({"row": name, "attack": attack, "note": "", "received": 0, "refused": 0});
         let place = Place::sqlite();
-        let process = Process::start(&place, flags);
+        let process = Process::start_with(&place, flags, env);
         let token = async |domain: &str| {
             let create = ["create", "--name", domain, "--access", "write", "--domains", domain];
             place.token(&create).await.unwrap()
