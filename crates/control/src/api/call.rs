@@ -2,6 +2,7 @@
 //! lists, and the answer to a request that is refused.
 
 use std::net::Ipv4Addr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -660,6 +661,9 @@ pub struct Problem {
     /// Number of faults, if there are more than `errors` has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_count: Option<u32>,
+    /// After how many seconds to come again, if that is known.
+    #[serde(skip)]
+    retry_after: Option<NonZeroU32>,
     /// What the request contradicts, such as the present state of a rule.
     #[serde(flatten)]
     #[schema(value_type = Object)]
@@ -726,6 +730,7 @@ impl Problem {
             detail: detail.into(),
             errors: Vec::new(),
             error_count: None,
+            retry_after: None,
             more: Map::new(),
         }
     }
@@ -769,6 +774,12 @@ impl Problem {
         problem.errors = faults;
         problem.errors.truncate(FAULTS_MAX);
         problem
+    }
+
+    /// Says after what time to come again.
+    pub fn after(self, wait: Duration) -> Self {
+        let wait = u32::try_from(seconds(wait).max(1)).ok().and_then(NonZeroU32::new);
+        Self { retry_after: wait, ..self }
     }
 
     /// Adds a member.
@@ -885,6 +896,9 @@ impl IntoResponse for Problem {
                 headers.insert(header::RETRY_AFTER, RETRY_AFTER);
             }
             _ => {}
+        }
+        if let Some(wait) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.get()));
         }
         response
     }

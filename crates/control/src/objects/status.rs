@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use ratelease_rules::request::scoped;
 use ratelease_xds::RULES_TYPE;
 use serde::{Deserialize, Serialize};
 
@@ -263,6 +264,15 @@ fn accepted(object: &Object, verdict: &Verdict, refused: Option<&str>) -> Said {
             let message = format!("{faults} faults; status.faults has the first of them");
             Said(false, "Invalid", message)
         }
+        Verdict::NotAllowed if object.domain == scoped::DOMAIN => Said(
+            false,
+            "DomainNotAllowed",
+            format!(
+                "the domain '{domain}' has the limits of scopes (/v1/policies), and is no \
+                 namespace's by its name; name another domain, such as '{namespace}.limits', or \
+                 list the namespace in CONTROL_KUBERNETES_ANY_DOMAIN"
+            ),
+        ),
         Verdict::NotAllowed => Said(
             false,
             "DomainNotAllowed",

@@ -43,6 +43,8 @@ pub(crate) struct Scene {
     honest: String,
     place: Place,
     calm: Seen,
+    /// Maximum time of a request of the honest client, if the row bounds it.
+    pub(crate) slowest_max: Option<Duration>,
     before: u64,
     _turn: SemaphorePermit<'static>,
 }
@@ -112,6 +114,7 @@ impl Scene {
             sent: 0,
             honest,
             calm: Seen::default(),
+            slowest_max: None,
             _turn: turn,
         };
         let client = scene.client();
@@ -122,7 +125,12 @@ impl Scene {
 
     /// Makes another token of the attacker, of access write.
     pub(crate) async fn another_foe(&self) -> String {
-        let create = ["create", "--name", "foe", "--access", "write", "--domains", ATTACKED];
+        self.foe_of(ATTACKED).await
+    }
+
+    /// Makes a token of access write for a domain.
+    pub(crate) async fn foe_of(&self, domain: &str) -> String {
+        let create = ["create", "--name", "foe", "--access", "write", "--domains", domain];
         self.place.token(&create).await.unwrap()
     }
 
@@ -203,6 +211,11 @@ impl Scene {
         row.line["probes_failed"] = seen.probes_failed.into();
         row.line["probe_max_ms"] = 0.into();
         row.holds(calls > 0, "no honest request was made");
+        if let Some(max) = self.slowest_max {
+            let slowest = Duration::from_micros(seen.micros.iter().max().copied().unwrap_or(0));
+            row.note(&format!("the slowest honest request took {} ms", slowest.as_millis()));
+            row.holds(slowest <= allowed(max), &format!("an honest request took {slowest:?}"));
+        }
         let (faults, first) = (seen.faults.len(), seen.faults.first());
         row.holds(faults == 0, &format!("{faults} honest requests failed: {first:?}"));
         let (failed, probe_max) = (seen.probes_failed, allowed(PROBE_MAX));
