@@ -40,11 +40,11 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
-use self::api_server::{EVENTS_MAX, Event, cluster, watch, write_statuses};
+use self::api_server::{EVENTS_MAX, Event, Said, cluster, watch, write_statuses};
 use self::object::{ApiObject, Faults, Key, Object};
 use self::plan::{Change, Plan, Verdict, namespace_of, plan};
 use self::queue::Queue;
-use self::status::{Basis, Pods, Status};
+use self::status::{Basis, Notice, Pods, Status};
 use crate::api::publish::{ATTEMPTS_MAX, approve, domain_memory, publish_texts, replacements};
 use crate::api::{App, Problem};
 use crate::auth::Caller;
@@ -371,6 +371,8 @@ struct Follower {
     said: HashMap<Key, Basis>,
     /// Statuses that were handed to the writer, and at which tick.
     sent: BTreeMap<Key, (Status, u64)>,
+    /// What was told of objects last as an Event.
+    told_of: BTreeMap<Key, Notice>,
     /// The object whose status was handed over last: the next ones come first.
     last_sent: Option<Key>,
     ticks: u64,
@@ -476,6 +478,7 @@ impl Follower {
             kept: BTreeMap::new(),
             said: HashMap::new(),
             sent: BTreeMap::new(),
+            told_of: BTreeMap::new(),
             last_sent: None,
             ticks: 0,
         }
@@ -553,6 +556,7 @@ impl Follower {
     fn complete_list(&mut self) {
         self.objects = self.listed.take().unwrap_or_default();
         self.sent.retain(|key, _| self.objects.by_key.contains_key(key));
+        self.told_of.retain(|key, _| self.objects.by_key.contains_key(key));
         self.said.clear();
         // What is gone meanwhile has made room.
         self.refusals.clear();
@@ -571,6 +575,7 @@ impl Follower {
             listed.remove(key);
         }
         self.sent.remove(key);
+        self.told_of.remove(key);
         self.said.remove(key);
         self.is_due = true;
         self.has_shrunk = true;
@@ -852,7 +857,7 @@ impl Follower {
     }
 
     /// Does what the time asks for, and hands statuses that differ to the writer.
-    async fn tick(&mut self, writer: &mpsc::Sender<(Key, Status)>) -> Result<(), StoreError> {
+    async fn tick(&mut self, writer: &mpsc::Sender<Said>) -> Result<(), StoreError> {
         self.ticks += 1;
         if !self.is_complete {
             return Ok(());
@@ -867,13 +872,23 @@ impl Follower {
         let statuses = self.statuses(&set, &pods);
         self.told = statuses.is_empty().then_some((set.version, pods));
         for (key, status) in statuses {
-            if writer.try_send((key.clone(), status.clone())).is_err() {
+            let notice = self.notice(&key, &status);
+            if writer.try_send((key.clone(), status.clone(), notice.clone())).is_err() {
                 break;
             }
+            self.told_of.extend(notice.map(|it| (key.clone(), it)));
             self.sent.insert(key.clone(), (status, self.ticks));
             self.last_sent = Some(key);
         }
         Ok(())
+    }
+
+    /// What is to be told of a status that was not told before.
+    fn notice(&self, key: &Key, status: &Status) -> Option<Notice> {
+        let object = self.objects.by_key.get(key)?;
+        let notice = Notice::of(status, &object.uid)?;
+        let told = self.told_of.get(key);
+        told.is_none_or(|told| !notice.repeats(told)).then_some(notice)
     }
 
     /// Has all objects listed again if one that had no room would have some now: its spec is not kept.

@@ -30,7 +30,7 @@ use crate::store::{PublishedText, Replacement, StoreError, Write};
 use crate::work::heavy;
 
 /// Maximum bytes of an import: 100 000 rules are some 10 MB.
-const IMPORT_BYTES_MAX: usize = 32 * MIB;
+pub const IMPORT_BYTES_MAX: usize = 32 * MIB;
 
 /// Maximum number of rows that an import of a token for some domains may write and delete: SQLite
 /// takes some 1 s for them (100 000 take 4.1 s), and other writes wait meanwhile.
@@ -42,15 +42,15 @@ const FILES_MAX: usize = 1000;
 /// Rule files, each of one domain.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Files {
+pub struct Files {
     /// The files.
-    files: Vec<RuleFile>,
+    pub files: Vec<RuleFile>,
 }
 
 /// A rule file.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct RuleFile {
+pub struct RuleFile {
     /// Its name, which faults begin with.
     name: String,
     /// Its text.
@@ -116,22 +116,7 @@ async fn import(
         Some("application/json") => sources(call.json()?)?,
         _ => vec![Source { name: "import.yaml".into(), text: call.body.to_vec() }],
     };
-    // Before all else is read: a token for other domains may not ask for that work.
-    let sources = if call.caller.domains().is_some() {
-        let named =
-            heavy(move |_| (sources.iter().filter_map(domain_of).collect::<Vec<_>>(), sources));
-        let (domains, sources) = named.await?;
-        domains.iter().try_for_each(|domain| call.caller.need_domain(domain))?;
-        sources
-    } else {
-        sources
-    };
-    let documents = heavy(move |_| read(&sources)).await??;
-    for document in &documents {
-        check_new_domain(&document.domain)?;
-        call.caller.need_domain(&document.domain)?;
-    }
-    check_sizes(&documents)?;
+    let documents = read_files(&call.caller, sources).await?;
     // Before the turn, so that no others wait while a large file compiles.
     let (documents, texts) = match call.publishes {
         true => {
@@ -168,6 +153,27 @@ async fn import(
         return call.finish(&app, write, StatusCode::OK, None, &imported).await;
     }
     Err(Problem::raced().into())
+}
+
+/// Reads rule files, of domains that the caller may use.
+pub async fn read_files(caller: &Caller, sources: Vec<Source>) -> Result<Vec<Document>, Problem> {
+    // Before all else is read: a token for other domains may not ask for that work.
+    let sources = if caller.domains().is_some() {
+        let named =
+            heavy(move |_| (sources.iter().filter_map(domain_of).collect::<Vec<_>>(), sources));
+        let (domains, sources) = named.await?;
+        domains.iter().try_for_each(|domain| caller.need_domain(domain))?;
+        sources
+    } else {
+        sources
+    };
+    let documents = heavy(move |_| read(&sources)).await??;
+    for document in &documents {
+        check_new_domain(&document.domain)?;
+        caller.need_domain(&document.domain)?;
+    }
+    check_sizes(&documents)?;
+    Ok(documents)
 }
 
 /// Refuses a write for which those of other tenants would wait for more than a second.
@@ -264,7 +270,7 @@ async fn export(
     }
 }
 
-fn sources(files: Files) -> Result<Vec<Source>, Problem> {
+pub fn sources(files: Files) -> Result<Vec<Source>, Problem> {
     let count = files.files.len();
     if count > FILES_MAX {
         let message = format!("{count} files; expected at most {FILES_MAX}");

@@ -21,9 +21,10 @@ use utoipa::{OpenApi, ToSchema};
 
 use super::App;
 use super::call::{
-    CommonProblems, Ending, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
-    page_size,
+    CommonProblems, DryCall, Ending, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery,
+    check_domain, page_size,
 };
+use super::files::{Files, IMPORT_BYTES_MAX, RuleFile, read_files, sources};
 use crate::auth::{Access, Caller};
 use crate::document::{
     Difference, Document, FieldFault, check_together, compile, difference, memory_for_rules, mib,
@@ -46,11 +47,22 @@ pub struct Selection {
     pub domains: Option<Vec<String>>,
 }
 
+/// What to check: the draft, or these files.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct CheckInput {
+    /// The draft of these domains; by default of those with changes that the token may use.
+    domains: Option<Vec<String>>,
+    /// These files, in place of the draft.
+    files: Option<Vec<RuleFile>>,
+}
+
 /// A dry run: what publishing would do.
 #[derive(Debug, Serialize, ToSchema)]
 struct CheckReport {
-    /// The `If-Match` with which exactly this is published.
-    etag: String,
+    /// The `If-Match` with which exactly this is published; absent if files were checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etag: Option<String>,
     /// Number of rules of the domains.
     rules: usize,
     /// What may not do what its author meant.
@@ -98,14 +110,44 @@ pub fn long_calls() -> Router<Arc<App>> {
         .route("/v1/rollback", post(rollback))
 }
 
-/// Check the draft: a dry run of publishing
-#[utoipa::path(post, tag = "publish", path = "/v1/check", request_body = Selection, responses(
+/// Check the draft, or rule files: a dry run of publishing
+///
+/// Files are compared with what is published, and become no draft. A token that may read is enough.
+#[utoipa::path(post, tag = "publish", path = "/v1/check", request_body(content(
+    (CheckInput = "application/json"), (Object = "application/yaml"))), responses(
     (status = 200, description = "It can be published", body = CheckReport), CommonProblems))]
-async fn check(State(app): State<Arc<App>>, call: WriteCall) -> Result<Json<CheckReport>, Problem> {
-    let selection: Selection = body_or_default(&call)?;
-    let checked = check_drafts(&app, &call.caller, selection).await?;
+async fn check(
+    State(app): State<Arc<App>>,
+    call: DryCall<IMPORT_BYTES_MAX>,
+) -> Result<Json<CheckReport>, Problem> {
+    let CheckInput { domains, files } = match call.is_yaml || call.body.is_empty() {
+        true => CheckInput::default(),
+        false => call.json()?,
+    };
+    let files = match call.is_yaml {
+        true => Some(vec![Source { name: "check.yaml".into(), text: call.body.to_vec() }]),
+        false => files.map(|files| sources(Files { files })).transpose()?,
+    };
+    let (checked, etag) = match files {
+        Some(_) if domains.is_some() => {
+            let message = "domains and files; expected one of the two: a file names its domain";
+            let fault = vec![FieldFault::of("domains", message)];
+            return Err(Problem::faults("nothing was checked; fix each field", fault));
+        }
+        Some(files) => {
+            let documents = read_files(&call.caller, files).await?;
+            let changed = vec![0; documents.len()];
+            let checked = compile_all(&app, documents, changed).await?;
+            check_domain_bytes(&app, &checked.texts)?;
+            (checked, None)
+        }
+        None => {
+            let checked = check_drafts(&app, &call.caller, Selection { domains }).await?;
+            let etag = checked.etag();
+            (checked, Some(etag))
+        }
+    };
     let published = published(&app, &checked.documents).await?;
-    let etag = checked.etag();
     let Checked { texts, documents, warnings } = checked;
     let differences = heavy(move |_| {
         let differences = documents.iter().zip(&published);

@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 
 use super::status::Status;
 use crate::api::check_new_domain;
-use crate::document::{ReadFaults, compile, read};
+use crate::document::{ReadFaults, compile, read, without_file};
 use crate::store::PublishedText;
 
 /// Maximum number of faults that a status shows, and the bytes of a place and of a message.
@@ -284,7 +284,7 @@ fn placed(spec: &Value, faults: ReadFaults) -> Faults {
             let placed = shown.iter().map(|fault| {
                 let field = places.found.get(&fault.line.saturating_sub(1));
                 let field = field.map_or("spec", String::as_str).to_owned();
-                PlacedFault { field, message: fault.message.clone() }
+                PlacedFault { field, message: without_file(&fault.message) }
             });
             Faults::new(faults.count(), placed)
         }

@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use axum::body::{Body, Bytes};
 use axum::extract::{Path as At, Query, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, patch};
+use axum::routing::{get, patch, post};
 use axum::{Json, Router};
 use futures_util::stream;
 use http::StatusCode;
@@ -23,6 +23,8 @@ use tokio::task::JoinHandle;
 use super::wait_for;
 
 const NAMESPACE: &str = "/api/v1/namespaces/kube-system";
+const EVENTS: &str = "/api/v1/namespaces/{namespace}/events";
+const EVENT: &str = "/api/v1/namespaces/{namespace}/events/{name}";
 const LIST: &str = "/apis/ratelease.io/v1alpha1/ratelimitrules";
 const STATUS: &str =
     "/apis/ratelease.io/v1alpha1/namespaces/{namespace}/ratelimitrules/{name}/status";
@@ -58,6 +60,8 @@ pub(crate) struct Content {
     pub(crate) refuses_statuses: bool,
     /// The cluster that it is of.
     pub(crate) uid: &'static str,
+    /// The Events of objects, by their names.
+    pub(crate) told: BTreeMap<String, Value>,
     /// Whether the definition of the objects is missing.
     pub(crate) is_undefined: bool,
 }
@@ -77,6 +81,8 @@ impl Cluster {
         let address = listener.local_addr().unwrap();
         let routes = Router::new().route(LIST, get(list)).route(STATUS, patch(write_status));
         let routes = routes.route(NAMESPACE, get(namespace));
+        let routes = routes.route(EVENTS, post(create_event));
+        let routes = routes.route(EVENT, get(read_event).patch(patch_event));
         let routes = routes.with_state(Arc::clone(&shared));
         let task = tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
         shared.state.lock().unwrap().uid = "one";
@@ -296,6 +302,41 @@ fn follow(shared: &Arc<Shared>, query: &BTreeMap<String, String>) -> Response {
         }
     });
     Body::from_stream(events).into_response()
+}
+
+async fn read_event(
+    State(shared): State<Arc<Shared>>,
+    At((_, name)): At<(String, String)>,
+) -> Response {
+    match shared.state.lock().unwrap().told.get(&name) {
+        Some(event) => Json(event.clone()).into_response(),
+        None => failure(StatusCode::NOT_FOUND),
+    }
+}
+
+async fn create_event(
+    State(shared): State<Arc<Shared>>,
+    At(namespace): At<String>,
+    Json(event): Json<Value>,
+) -> Response {
+    // As an API server does.
+    assert_eq!(event["involvedObject"]["namespace"], json!(namespace));
+    let name = event["metadata"]["name"].as_str().unwrap().to_owned();
+    shared.state.lock().unwrap().told.insert(name, event.clone());
+    (StatusCode::CREATED, Json(event)).into_response()
+}
+
+async fn patch_event(
+    State(shared): State<Arc<Shared>>,
+    At((_, name)): At<(String, String)>,
+    Json(patch): Json<Value>,
+) -> Response {
+    let mut content = shared.state.lock().unwrap();
+    let event = content.told.get_mut(&name).unwrap();
+    for (name, value) in patch.as_object().unwrap() {
+        event[name] = value.clone();
+    }
+    Json(event.clone()).into_response()
 }
 
 async fn write_status(
