@@ -149,6 +149,10 @@ settings! {
         /// Requests a minute that a token may make, of which a sixth may come at once
         "CONTROL_TOKEN_REQUESTS_PER_MINUTE" => token_requests: NonZeroU32 =
             setting("COUNT", "6000", a_minute);
+        /// Versions a minute that a token may publish, all of which may come at once; one of access
+        /// admin has no such bound. Every pod that has the domains compiles each of them
+        "CONTROL_TOKEN_VERSIONS_PER_MINUTE" => token_versions: NonZeroU32 =
+            setting("COUNT", "60", a_minute);
         /// Requests a minute of an address whose token is not valid. Further ones are refused,
         /// except for tokens that were valid before
         "CONTROL_FAILED_TOKENS_PER_MINUTE" => failed_tokens: NonZeroU32 =
@@ -260,6 +264,7 @@ impl Settings {
             rates: RateSettings {
                 token_requests: given.token_requests,
                 failed_tokens: given.failed_tokens,
+                token_versions: given.token_versions,
             },
         }
     }

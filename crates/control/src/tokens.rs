@@ -24,6 +24,13 @@ pub async fn run(command: TokenCommand) -> Result<String, String> {
             if domains.as_ref().is_some_and(|all| all.len() > DOMAINS_MAX) {
                 return Err(format!("--domains: expected at most {DOMAINS_MAX} domains"));
             }
+            if let Some(pattern) = domains.iter().flatten().find(|it| it.contains('*')) {
+                let pattern = ratelease_rules::excerpt(pattern);
+                return Err(format!(
+                    "--domains: '{pattern}' has a '*', and a token has no patterns of domains: \
+                     name each domain, or leave --domains out for all"
+                ));
+            }
             if name.is_empty() || name.contains('\0') || name.len() > 128 {
                 return Err("--name: expected 1 to 128 bytes".to_owned());
             }

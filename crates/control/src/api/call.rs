@@ -2,6 +2,7 @@
 //! lists, and the answer to a request that is refused.
 
 use std::net::Ipv4Addr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ use utoipa::{IntoParams, IntoResponses, ToSchema};
 
 use super::{App, MIB, Reader, count_answer};
 use crate::auth::{Access, Caller, Token};
-use crate::document::{EntryFault, FieldFault, ReadFaults};
+use crate::document::{EntryFault, FieldFault, ReadFaults, without_store};
 use crate::rates::Quota;
 use crate::store::{Answer, AnswerKey, Author, Earlier, StoreError, Write};
 use crate::work;
@@ -111,10 +112,7 @@ impl<const MAX: usize> WriteCall<MAX> {
             return Err(Problem::malformed("'reason' has more than 1 KiB; shorten it"));
         }
         check_text("reason", &query.reason)?;
-        let body = read_body(app, &caller, body, &parts.headers, MAX).await?;
-        if parts.extensions.get::<TakesLongPermit>().is_some() {
-            hold_long_permit(app, &caller).await;
-        }
+        let body = take_body(app, &caller, body, &parts, MAX).await?;
         let key = key(&parts, &body)?;
         let if_match = parts.headers.get(header::IF_MATCH).map(|it| it.to_str().map(str::to_owned));
         let if_match = if_match.transpose();
@@ -196,6 +194,56 @@ impl<const MAX: usize> WriteCall<MAX> {
         };
         Ok(wanted.split(',').map(str::trim).any(|it| it == "*" || it == etag))
     }
+}
+
+/// A call with a body that writes nothing, for which a token that may read is enough.
+#[derive(Debug)]
+pub struct DryCall<const MAX: usize = BODY_BYTES_MAX> {
+    pub caller: Caller,
+    pub body: Bytes,
+    /// Whether the body is the text of a rule file, and not JSON.
+    pub is_yaml: bool,
+}
+
+// === impl DryCall ===
+
+impl<const MAX: usize> FromRequest<Arc<App>> for DryCall<MAX> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Problem> {
+        let (mut parts, body) = request.into_parts();
+        let caller = Caller::from_request_parts(&mut parts, app).await?;
+        let body = take_body(app, &caller, body, &parts, MAX).await?;
+        Ok(Self { caller, body, is_yaml: is_yaml(&parts.headers) })
+    }
+}
+
+impl<const MAX: usize> DryCall<MAX> {
+    /// Reads the body as JSON.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+        from_json(&self.body)
+    }
+}
+
+/// Whether a body is the text of a rule file: its type names YAML.
+fn is_yaml(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|it| it.to_str().ok());
+    kind.is_some_and(|kind| kind.contains("yaml"))
+}
+
+/// Reads a body, and then takes the permit of a request about whole domains, if this is one.
+async fn take_body(
+    app: &App,
+    caller: &Caller,
+    body: Body,
+    parts: &Parts,
+    max: usize,
+) -> Result<Bytes, Problem> {
+    let body = read_body(app, caller, body, &parts.headers, max).await?;
+    if parts.extensions.get::<TakesLongPermit>().is_some() {
+        hold_long_permit(app, caller).await;
+    }
+    Ok(body)
 }
 
 /// An answer of JSON, or without a body if the status says so.
@@ -660,6 +708,9 @@ pub struct Problem {
     /// Number of faults, if there are more than `errors` has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_count: Option<u32>,
+    /// After how many seconds to come again, if that is known.
+    #[serde(skip)]
+    retry_after: Option<NonZeroU32>,
     /// What the request contradicts, such as the present state of a rule.
     #[serde(flatten)]
     #[schema(value_type = Object)]
@@ -726,6 +777,7 @@ impl Problem {
             detail: detail.into(),
             errors: Vec::new(),
             error_count: None,
+            retry_after: None,
             more: Map::new(),
         }
     }
@@ -771,6 +823,12 @@ impl Problem {
         problem
     }
 
+    /// Says after what time to come again.
+    pub fn after(self, wait: Duration) -> Self {
+        let wait = u32::try_from(seconds(wait).max(1)).ok().and_then(NonZeroU32::new);
+        Self { retry_after: wait, ..self }
+    }
+
     /// Adds a member.
     pub fn with(mut self, name: &str, value: Value) -> Self {
         self.more.insert(name.to_owned(), value);
@@ -799,7 +857,7 @@ impl From<ReadFaults> for Problem {
             ReadFaults::Compiler(faults) => {
                 let place = |it: &ratelease_rules::Fault| {
                     let field = format!("{}:{}:{}", it.file, it.line, it.column);
-                    FieldFault::of(&field, it.message.clone())
+                    FieldFault::of(&field, without_store(&it.message))
                 };
                 faults.iter().map(place).collect()
             }
@@ -885,6 +943,9 @@ impl IntoResponse for Problem {
                 headers.insert(header::RETRY_AFTER, RETRY_AFTER);
             }
             _ => {}
+        }
+        if let Some(wait) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.get()));
         }
         response
     }

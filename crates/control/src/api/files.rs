@@ -30,7 +30,11 @@ use crate::store::{PublishedText, Replacement, StoreError, Write};
 use crate::work::heavy;
 
 /// Maximum bytes of an import: 100 000 rules are some 10 MB.
-const IMPORT_BYTES_MAX: usize = 32 * MIB;
+pub const IMPORT_BYTES_MAX: usize = 32 * MIB;
+
+/// Maximum number of rows that an import of a token for some domains may write and delete: SQLite
+/// takes some 1 s for them (100 000 take 4.1 s), and other writes wait meanwhile.
+const ROWS_OF_TOKEN_MAX: usize = 25_000;
 
 /// Maximum number of files of an import.
 const FILES_MAX: usize = 1000;
@@ -38,15 +42,15 @@ const FILES_MAX: usize = 1000;
 /// Rule files, each of one domain.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Files {
+pub struct Files {
     /// The files.
-    files: Vec<RuleFile>,
+    pub files: Vec<RuleFile>,
 }
 
 /// A rule file.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct RuleFile {
+pub struct RuleFile {
     /// Its name, which faults begin with.
     name: String,
     /// Its text.
@@ -112,25 +116,8 @@ async fn import(
         Some("application/json") => sources(call.json()?)?,
         _ => vec![Source { name: "import.yaml".into(), text: call.body.to_vec() }],
     };
-    // Before all else is read: a token for other domains may not ask for that work.
-    let sources = if call.caller.domains().is_some() {
-        let named =
-            heavy(move |_| (sources.iter().filter_map(domain_of).collect::<Vec<_>>(), sources));
-        let (domains, sources) = named.await?;
-        domains.iter().try_for_each(|domain| call.caller.need_domain(domain))?;
-        sources
-    } else {
-        sources
-    };
-    let documents = heavy(move |_| read(&sources)).await??;
-    for document in &documents {
-        check_new_domain(&document.domain)?;
-        call.caller.need_domain(&document.domain)?;
-    }
-    check_sizes(&documents)?;
-    if call.publishes {
-        app.take_publisher_turn(&call.caller).await?;
-    }
+    let documents = read_files(&call.caller, sources).await?;
+    // Before the turn, so that no others wait while a large file compiles.
     let (documents, texts) = match call.publishes {
         true => {
             let changed = vec![0; documents.len()];
@@ -140,8 +127,12 @@ async fn import(
         false => (documents, Vec::new()),
     };
     let documents = Arc::new(documents);
+    if call.publishes {
+        app.take_publisher_turn(&call.caller).await?;
+    }
     for _ in 0..ATTEMPTS_MAX {
         let replacements = replacements(&app, &documents).await?;
+        check_rows(&call.caller, &replacements)?;
         let approved = match call.publishes {
             true => Some(approve(&app, from_ref(&call.caller), &texts).await),
             false => None,
@@ -162,6 +153,44 @@ async fn import(
         return call.finish(&app, write, StatusCode::OK, None, &imported).await;
     }
     Err(Problem::raced().into())
+}
+
+/// Reads rule files, of domains that the caller may use.
+pub async fn read_files(caller: &Caller, sources: Vec<Source>) -> Result<Vec<Document>, Problem> {
+    // Before all else is read: a token for other domains may not ask for that work.
+    let sources = if caller.domains().is_some() {
+        let named =
+            heavy(move |_| (sources.iter().filter_map(domain_of).collect::<Vec<_>>(), sources));
+        let (domains, sources) = named.await?;
+        domains.iter().try_for_each(|domain| caller.need_domain(domain))?;
+        sources
+    } else {
+        sources
+    };
+    let documents = heavy(move |_| read(&sources)).await??;
+    for document in &documents {
+        check_new_domain(&document.domain)?;
+        caller.need_domain(&document.domain)?;
+    }
+    check_sizes(&documents)?;
+    Ok(documents)
+}
+
+/// Refuses a write for which those of other tenants would wait for more than a second.
+fn check_rows(caller: &Caller, replacements: &[Replacement]) -> Result<(), Problem> {
+    let rows: usize = replacements.iter().map(Replacement::rows).sum();
+    if caller.domains().is_none() || rows <= ROWS_OF_TOKEN_MAX {
+        return Ok(());
+    }
+    let message = format!(
+        "{rows} rows of rules to write or delete; expected at most {ROWS_OF_TOKEN_MAX} of a token \
+         for some domains, as other writes wait for this one. Import a file with a part of the new \
+         rules first, or have a token for all domains import it"
+    );
+    Err(Problem::faults(
+        "the import changes too much at once",
+        vec![FieldFault::of("body", message)],
+    ))
 }
 
 /// Makes these documents the drafts of their domains. Returns the number of the last change of
@@ -241,7 +270,7 @@ async fn export(
     }
 }
 
-fn sources(files: Files) -> Result<Vec<Source>, Problem> {
+pub fn sources(files: Files) -> Result<Vec<Source>, Problem> {
     let count = files.files.len();
     if count > FILES_MAX {
         let message = format!("{count} files; expected at most {FILES_MAX}");
@@ -341,7 +370,8 @@ async fn differences(
             continue;
         }
         let before = document(&app, name, before).await?;
-        let difference = difference(&before, &document(&app, name, after).await?);
+        let after = document(&app, name, after).await?;
+        let difference = heavy(move |_| difference(&before, &after)).await?;
         if !difference.is_empty() {
             found.add(difference, &mut room);
         }

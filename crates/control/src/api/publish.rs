@@ -21,15 +21,17 @@ use utoipa::{OpenApi, ToSchema};
 
 use super::App;
 use super::call::{
-    CommonProblems, Ending, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
-    page_size,
+    CommonProblems, DryCall, Ending, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery,
+    check_domain, page_size,
 };
-use crate::auth::Caller;
+use super::files::{Files, IMPORT_BYTES_MAX, RuleFile, read_files, sources};
+use crate::auth::{Access, Caller};
 use crate::document::{
     Difference, Document, FieldFault, check_together, compile, difference, memory_for_rules, mib,
     need_at_most, read,
 };
 use crate::push::{PublishedDomain, ROLLBACK_AUTHOR};
+use crate::rates::{Excess, PUBLISHED_KIB_A_MINUTE, PUBLISHED_KIB_MAX};
 use crate::store::{PublishedText, Replacement, Rollout, Stage, StoreError, VersionRow, Write};
 use crate::work::heavy;
 
@@ -38,18 +40,29 @@ use crate::work::heavy;
 pub const ATTEMPTS_MAX: usize = 5;
 
 /// Which domains to check or publish.
-#[derive(Debug, Default, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Selection {
     /// These domains; by default those with changes that the token may use.
     pub domains: Option<Vec<String>>,
 }
 
+/// What to check: the draft, or these files.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct CheckInput {
+    /// The draft of these domains; by default of those with changes that the token may use.
+    domains: Option<Vec<String>>,
+    /// These files, in place of the draft.
+    files: Option<Vec<RuleFile>>,
+}
+
 /// A dry run: what publishing would do.
 #[derive(Debug, Serialize, ToSchema)]
 struct CheckReport {
-    /// The `If-Match` with which exactly this is published.
-    etag: String,
+    /// The `If-Match` with which exactly this is published; absent if files were checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etag: Option<String>,
     /// Number of rules of the domains.
     rules: usize,
     /// What may not do what its author meant.
@@ -97,21 +110,52 @@ pub fn long_calls() -> Router<Arc<App>> {
         .route("/v1/rollback", post(rollback))
 }
 
-/// Check the draft: a dry run of publishing
-#[utoipa::path(post, tag = "publish", path = "/v1/check", request_body = Selection, responses(
+/// Check the draft, or rule files: a dry run of publishing
+///
+/// Files are compared with what is published, and become no draft. A token that may read is enough.
+#[utoipa::path(post, tag = "publish", path = "/v1/check", request_body(content(
+    (CheckInput = "application/json"), (Object = "application/yaml"))), responses(
     (status = 200, description = "It can be published", body = CheckReport), CommonProblems))]
-async fn check(State(app): State<Arc<App>>, call: WriteCall) -> Result<Json<CheckReport>, Problem> {
-    let selection: Selection = body_or_default(&call)?;
-    let checked = check_drafts(&app, &call.caller, selection).await?;
+async fn check(
+    State(app): State<Arc<App>>,
+    call: DryCall<IMPORT_BYTES_MAX>,
+) -> Result<Json<CheckReport>, Problem> {
+    let CheckInput { domains, files } = match call.is_yaml || call.body.is_empty() {
+        true => CheckInput::default(),
+        false => call.json()?,
+    };
+    let files = match call.is_yaml {
+        true => Some(vec![Source { name: "check.yaml".into(), text: call.body.to_vec() }]),
+        false => files.map(|files| sources(Files { files })).transpose()?,
+    };
+    let (checked, etag) = match files {
+        Some(_) if domains.is_some() => {
+            let message = "domains and files; expected one of the two: a file names its domain";
+            let fault = vec![FieldFault::of("domains", message)];
+            return Err(Problem::faults("nothing was checked; fix each field", fault));
+        }
+        Some(files) => {
+            let documents = read_files(&call.caller, files).await?;
+            let changed = vec![0; documents.len()];
+            let checked = compile_all(&app, documents, changed).await?;
+            check_domain_bytes(&app, &checked.texts)?;
+            (checked, None)
+        }
+        None => {
+            let checked = check_drafts(&app, &call.caller, Selection { domains }).await?;
+            let etag = checked.etag();
+            (checked, Some(etag))
+        }
+    };
     let published = published(&app, &checked.documents).await?;
-    let differences = checked.documents.iter().zip(&published);
-    let differences = differences.map(|(after, before)| difference(before, after));
-    Ok(Json(CheckReport {
-        etag: checked.etag(),
-        rules: checked.texts.iter().map(|it| it.rules).sum(),
-        differences: differences.filter(|it| !it.is_empty()).collect(),
-        warnings: checked.warnings,
-    }))
+    let Checked { texts, documents, warnings } = checked;
+    let differences = heavy(move |_| {
+        let differences = documents.iter().zip(&published);
+        let differences = differences.map(|(after, before)| difference(before, after));
+        differences.filter(|it| !it.is_empty()).collect()
+    });
+    let rules = texts.iter().map(|it| it.rules).sum();
+    Ok(Json(CheckReport { etag, rules, differences: differences.await?, warnings }))
 }
 
 /// Publish the draft
@@ -124,8 +168,13 @@ async fn check(State(app): State<Arc<App>>, call: WriteCall) -> Result<Json<Chec
     CommonProblems))]
 async fn publish(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response, Ending> {
     let selection: Selection = body_or_default(&call)?;
+    // Before the turn, so that no others wait while a large draft compiles.
+    let checked = check_drafts(&app, &call.caller, selection.clone()).await?;
     app.take_publisher_turn(&call.caller).await?;
-    let checked = check_drafts(&app, &call.caller, selection).await?;
+    let checked = match checked.is_current(&app).await? {
+        true => checked,
+        false => check_drafts(&app, &call.caller, selection).await?,
+    };
     for _ in 0..ATTEMPTS_MAX {
         let approved = approve(&app, from_ref(&call.caller), &checked.texts).await;
         let mut write = call.begin(&app).await?;
@@ -440,6 +489,7 @@ pub async fn approve(
     {
         return Ok(approved);
     }
+    take_publication(app, callers, published, texts)?;
     let next = laid_over(published, overlay);
     check_shares(app, callers, published, &next).await?;
     let before = bytes_of_all(published);
@@ -572,6 +622,7 @@ pub async fn approve_rollout(
 ) -> Result<Approved, Problem> {
     let published = app.last_published().await?;
     let (shadows, drafts): (Vec<_>, Vec<_>) = texts.iter().cloned().unzip();
+    take_publication(app, from_ref(caller), &published.domains, &drafts)?;
     for stage in [shadows, drafts] {
         check_domain_bytes(app, &stage)?;
         check_overlay(app, from_ref(caller), &published.domains, overlay_of(&stage)).await?;
@@ -633,6 +684,45 @@ pub fn under_way(open: &Rollout, what: &str) -> Problem {
          /v1/rollouts/{id}/advance, or end it with /v1/rollouts/{id}/abort"
     );
     Problem::conflict("rollout-under-way", detail).with("rollout", json!(id))
+}
+
+/// Counts a version of these texts for each token, but for those of access admin. Every pod that has
+/// its domains compiles them again. Objects have a bound of their own.
+fn take_publication(
+    app: &App,
+    callers: &[Caller],
+    published: &Domains,
+    texts: &[PublishedText],
+) -> Result<(), Problem> {
+    let changed =
+        texts.iter().filter(|it| hash_of(published.get(&it.domain)) != it.hash().as_deref());
+    let bytes = changed.map(bytes_of).sum();
+    let tokens = callers.iter().filter(|it| !it.id.is_empty() && !it.has(Access::Admin));
+    for token in tokens {
+        app.rates.take_version(&token.id, bytes).map_err(too_many_versions)?;
+    }
+    Ok(())
+}
+
+fn too_many_versions(excess: Excess) -> Problem {
+    let Excess { of_bytes, retry_after } = excess;
+    let what = match of_bytes {
+        true => format!(
+            "the token has published {} MiB lately, which are kept for good, and may publish {} KiB \
+             a minute from then on",
+            PUBLISHED_KIB_MAX >> 10,
+            PUBLISHED_KIB_A_MINUTE
+        ),
+        false => {
+            "the token has published too many versions (--token-versions-per-minute)".to_owned()
+        }
+    };
+    let detail = format!(
+        "{what}: every pod compiles each of them. Publish this after the seconds of 'Retry-After', \
+         with other changes as one version: leave out 'publish', and send POST /v1/publish. A token \
+         of access admin has no such bound"
+    );
+    Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-versions", detail).after(retry_after)
 }
 
 /// Refuses what would leave other tenants no room, for each of these callers.
@@ -800,6 +890,16 @@ impl Approved {
 // === impl Checked ===
 
 impl Checked {
+    /// Whether the drafts are still those that were compiled.
+    async fn is_current(&self, app: &App) -> Result<bool, Problem> {
+        let known = app.store.domains().await?;
+        let is_same = |text: &PublishedText| {
+            let draft = known.iter().find(|it| it.name == text.domain);
+            draft.map_or(0, |it| it.changed) == text.changed
+        };
+        Ok(self.texts.iter().all(is_same))
+    }
+
     /// Identifies the drafts.
     pub fn etag(&self) -> String {
         let mut hasher = blake3::Hasher::new();

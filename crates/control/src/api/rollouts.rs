@@ -20,15 +20,16 @@ use super::call::{
     page_size,
 };
 use super::publish::{
-    ATTEMPTS_MAX, Approved, Selection, approve_end, approve_rollout, check_drafts, compile_all,
-    hide_reason, published, under_way,
+    ATTEMPTS_MAX, Approved, Checked, Selection, approve_end, approve_rollout, check_drafts,
+    compile_all, hide_reason, published, under_way,
 };
 use crate::auth::Caller;
-use crate::document::{FieldFault, difference, shadow};
+use crate::document::{Document, FieldFault, difference, shadow};
 use crate::store::{
     Bound, Choice, CountKey, HitCount, LABEL_BYTES_MAX, NewRollout, PodRow, PublishedText, Rollout,
     RolloutStep, Stage, StepHits, Store, StoreError, Write,
 };
+use crate::work::heavy;
 
 /// Maximum number of domains of a rollout: a pod reports 1000, and in the stage `shadow` each of
 /// these has candidate rules.
@@ -75,6 +76,8 @@ pub fn long_calls() -> Router<Arc<App>> {
 async fn begin(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response, Ending> {
     let RolloutInput { domains, pods, stage, bound } = call.json()?;
     let (choice, bound) = checked(pods, bound)?;
+    // Before the turn, so that no others wait while a draft that is too large compiles.
+    check_drafts(&app, &call.caller, Selection { domains: domains.clone() }).await?;
     app.take_publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
         let selection = Selection { domains: domains.clone() };
@@ -293,16 +296,18 @@ async fn texts(
     let checked = check_drafts(app, caller, selection).await?;
     let etag = checked.etag();
     let before = published(app, &checked.documents).await?;
-    let mut drafts = Vec::new();
-    let mut shadows = Vec::new();
-    let mut changed = Vec::new();
-    for ((after, before), text) in checked.documents.iter().zip(&before).zip(checked.texts) {
-        if !difference(before, after).is_empty() {
-            shadows.push(shadow(before, after));
-            changed.push(text.changed);
-            drafts.push(text);
-        }
-    }
+    let Checked { texts, documents, .. } = checked;
+    let shadows = heavy(move |_| -> Vec<_> {
+        let pairs = documents.iter().zip(&before);
+        let shadow = |(after, before): (&Document, &Document)| {
+            (!difference(before, after).is_empty()).then(|| shadow(before, after))
+        };
+        pairs.map(shadow).collect()
+    });
+    let differing = texts.into_iter().zip(shadows.await?);
+    let differing = differing.filter_map(|(text, shadow)| Some((text, shadow?)));
+    let (drafts, shadows): (Vec<_>, Vec<_>) = differing.unzip();
+    let changed = drafts.iter().map(|it| it.changed).collect();
     if drafts.is_empty() || drafts.len() > DOMAINS_MAX {
         let count = drafts.len();
         let detail = format!(

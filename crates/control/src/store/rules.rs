@@ -13,6 +13,7 @@ use super::versions::{of_domains, places};
 use super::write::{Cell, PageQuery, Writer, bound};
 use super::{Store, StoreError, StoreResult, Write, as_time};
 use crate::document::{Document, Entry, Record, RuleChange, RuleId, difference};
+use crate::work::heavy;
 
 /// The columns of a rule, in the order that [`StoredRule::read`] needs.
 const COLUMNS: &str = "id, domain, entries, settings, position, revision, updated_at, updated_by";
@@ -128,7 +129,9 @@ impl Store {
     /// All rules of the draft of a domain, which a ceiling bounds.
     async fn rules_of(&self, domain: &str) -> StoreResult<Vec<StoredRule>> {
         let filter = RuleFilter { domains: Some(vec![domain.to_owned()]), ..RuleFilter::default() };
-        select(&self.pool, &filter).await
+        let rows = select(&self.pool, &filter).await?;
+        // There may be half a million.
+        heavy(move |_| rows.iter().map(StoredRule::read).collect()).await?
     }
 }
 
@@ -146,15 +149,14 @@ async fn find<'e>(
     row.as_ref().map(StoredRule::read).transpose()
 }
 
-/// The rules that a filter finds.
+/// The rows of the rules that a filter finds.
 async fn select<'e>(
     executor: impl Executor<'e, Database = Any>,
     filter: &RuleFilter,
-) -> StoreResult<Vec<StoredRule>> {
+) -> StoreResult<Vec<AnyRow>> {
     let (from, cells) = list_query(filter, None);
     let sql = format!("SELECT {COLUMNS} FROM {from} ORDER BY {ORDER}");
-    let rows = bound(&sql, cells).fetch_all(executor).await?;
-    rows.iter().map(StoredRule::read).collect()
+    Ok(bound(&sql, cells).fetch_all(executor).await?)
 }
 
 /// The table and the condition of a list, and its parameters.
@@ -266,7 +268,8 @@ impl Write {
             scope_value: Some(value.to_owned()),
             text: None,
         };
-        select(&mut *self.tx, &filter).await
+        let rows = select(&mut *self.tx, &filter).await?;
+        rows.iter().map(StoredRule::read).collect()
     }
 }
 
@@ -747,6 +750,11 @@ impl Replacement {
             self.bytes -= rule.bytes();
             self.delete.push(rule.id.clone());
         }
+    }
+
+    /// The rows that it writes and deletes.
+    pub fn rows(&self) -> usize {
+        self.put.len() + self.delete.len()
     }
 
     /// Whether the draft is the document already.

@@ -81,6 +81,28 @@ async fn an_object_is_the_draft_and_the_published_rules_of_its_domain() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn each_refusal_is_told_as_an_event_that_counts() {
+    let scene = Scene::begin(Place::sqlite()).await;
+    let faulty = |at: usize| json!({"domain": "shop", "descriptors": vec![json!({"key": ""}); at]});
+    for at in 1..=2 {
+        scene.cluster.apply("shop/limits", &faulty(at));
+        wait_for("an Event", async || {
+            let content = scene.cluster.content();
+            content.told.values().any(|it| it["count"] == json!(at)).then_some(())
+        })
+        .await;
+    }
+    let content = scene.cluster.content();
+    let told: Vec<_> = content.told.values().collect();
+    let [event] = told[..] else { panic!("{told:?}") };
+    assert_eq!((&event["type"], &event["reason"]), (&json!("Warning"), &json!("Invalid")));
+    let message = event["message"].as_str().unwrap();
+    assert!(message.contains("spec.descriptors[1]"), "{message}");
+    let of = &event["involvedObject"];
+    assert_eq!((&of["kind"], &of["name"]), (&json!("RateLimitRules"), &json!("limits")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_api_changes_no_domain_of_an_object_until_objects_are_not_followed() {
     let mut scene = Scene::begin(Place::sqlite()).await;
     scene.cluster.apply("shop/limits", &spec("shop", 5));

@@ -216,7 +216,7 @@ async fn no_domain_takes_the_place_of_the_others() {
     let call =
         Call::new("POST", "/v1/import").body("application/yaml", heavy("a", 4300).as_bytes());
     let refused = server.send(call).await;
-    assert_eq!((refused.status, refused.fields()), (422, vec!["descriptors".to_owned()]));
+    assert_eq!((refused.status, refused.fields()), (422, vec!["import.yaml".to_owned()]));
     server.import(&file("bank", "card", 5)).await;
     let published = server.post("/v1/publish", &json!({"domains": ["bank"]})).await;
     assert_eq!(published.status, 200, "{published:?}");

@@ -32,6 +32,9 @@ async fn a_token_does_what_it_is_for_and_nothing_else() {
         let many = (0..=256).map(|at| format!("d{at}")).collect::<Vec<_>>().join(",");
         let refused = token(&place, &["create", "--name", "many", "--domains", &many]).await;
         assert_eq!(refused.unwrap_err(), "--domains: expected at most 256 domains");
+        let pattern = token(&place, &["create", "--name", "team", "--domains", "team-*"]).await;
+        let why = pattern.unwrap_err();
+        assert!(why.contains("'team-*' has a '*'") && why.contains("name each domain"), "{why}");
         let shop = rule("shop", "user", "7", 5);
         let put = json!({"rate_limit": {"unlimited": true}});
         let domains = json!({"domains": ["bank"]});
@@ -62,6 +65,43 @@ async fn a_token_does_what_it_is_for_and_nothing_else() {
         assert_eq!(published.json()["domains"], json!(["shop"]), "{published:?}");
         let last = server.json("/v1/versions").await["versions"][0]["author"].clone();
         assert!(last.as_str().unwrap().starts_with("ci/"), "{last}");
+        server.stop().await;
+    }
+}
+
+/// What continuous integration does for a pull request.
+#[tokio::test]
+async fn a_token_that_may_read_checks_drafts_and_files_and_changes_nothing() {
+    for place in places().await {
+        let server = place.serve().await;
+        server.add(&rule("shop", "user", "7", 5)).await;
+        let create = ["create", "--name", "ci", "--domains", "shop"];
+        let read = token(&place, &create).await.unwrap();
+        let check = async |kind: &str, body: &str| {
+            let call = Call::new("POST", "/v1/check").token(&read);
+            server.send(call.body(kind, body.as_bytes())).await
+        };
+        let draft = check("application/json", "{}").await;
+        assert_eq!(draft.status, 200, "{draft:?}");
+        assert!(draft.json()["etag"].is_string() && draft.json()["rules"] == 1, "{draft:?}");
+        let file = "domain: shop\ndescriptors:\n- key: a\n  rate_limit: {unlimited: true}\n\
+                    - key: b\n  rate_limit: {unlimited: true}\n";
+        let found = check("application/yaml", file).await;
+        assert_eq!((found.status, &found.json()["rules"]), (200, &json!(2)), "{found:?}");
+        let added = found.json()["differences"][0]["rules"].clone();
+        assert_eq!(added.as_array().unwrap().len(), 2, "{found:?}");
+        assert!(found.json().get("etag").is_none(), "{found:?}");
+        let many = json!({"files": [{"name": "shop.yaml", "yaml": file}]}).to_string();
+        assert_eq!(check("application/json", &many).await.json(), found.json());
+        let faulty = check("application/yaml", &file.replace("unlimited", "unlimted")).await;
+        assert_eq!((faulty.status, faulty.fields().len()), (422, 4), "{faulty:?}");
+        assert!(faulty.fields()[0].starts_with("check.yaml:"), "{faulty:?}");
+        let other = check("application/yaml", &file.replace("domain: shop", "domain: bank")).await;
+        assert_eq!(other.status, 403, "{other:?}");
+        let both = json!({"domains": ["shop"], "files": []}).to_string();
+        assert_eq!(check("application/json", &both).await.status, 422);
+        let domains = server.json("/v1/domains").await;
+        assert_eq!(domains["domains"][0]["rules"], 1, "{domains}");
         server.stop().await;
     }
 }
