@@ -5,12 +5,14 @@
 //! the other modules hold the calls.
 
 mod call;
+mod change_sets;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod dialects;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod files;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod observe;
+#[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 pub mod publish;
 mod replay;
 mod rollouts;
@@ -179,6 +181,7 @@ pub fn router(app: Arc<App>) -> Router {
     let short = Router::new()
         .merge(rules::calls())
         .merge(dialects::calls())
+        .merge(change_sets::calls())
         .merge(publish::calls())
         .merge(rollouts::calls())
         .merge(observe::calls())
@@ -260,10 +263,11 @@ struct Document;
 const BODY_IS_OPTIONAL: [&str; 2] = ["/v1/check", "/v1/publish"];
 
 /// The descriptions of all calls, which the document has together.
-fn descriptions() -> [utoipa::openapi::OpenApi; 7] {
+fn descriptions() -> [utoipa::openapi::OpenApi; 8] {
     [
         rules::Calls::openapi(),
         dialects::Calls::openapi(),
+        change_sets::Calls::openapi(),
         files::Calls::openapi(),
         publish::Calls::openapi(),
         replay::Calls::openapi(),

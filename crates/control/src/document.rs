@@ -9,6 +9,7 @@
 //! The order of records is that of the file, because wildcards are tried in that order.
 
 mod check;
+mod content;
 mod difference;
 mod render;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use self::check::PATH_BYTES_MAX;
 pub use check::{
     FieldFault, check_sizes, check_together, compile, memory_for_rules, mib, need_at_most, weigh,
 };
+pub use content::Content;
 pub use difference::{Difference, RuleChange, difference, shadow};
 pub use render::render;
 

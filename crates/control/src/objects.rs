@@ -1080,6 +1080,8 @@ mod tests {
             changed: 5,
             rules: 1,
             is_changed: false,
+            changed_at: None,
+            changed_by: Vec::new(),
             owner: Some("shop/limits".to_owned()),
             hash: Some(hash.to_owned()),
         }

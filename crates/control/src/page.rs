@@ -23,7 +23,7 @@ const STYLE: &str = include_str!("page/style.css");
 
 /// The parts of the script, which is one module: the order is that of their use. Before them stand
 /// the JSON Schemas of the maps of a rule file.
-const SCRIPT: [&str; 16] = [
+const SCRIPT: [&str; 17] = [
     include_str!("page/elements.js"),
     include_str!("page/words.js"),
     include_str!("page/api.js"),
@@ -32,6 +32,7 @@ const SCRIPT: [&str; 16] = [
     include_str!("page/fields.js"),
     include_str!("page/editor.js"),
     include_str!("page/saving.js"),
+    include_str!("page/change_sets.js"),
     include_str!("page/differences.js"),
     include_str!("page/changes.js"),
     include_str!("page/dry_run.js"),

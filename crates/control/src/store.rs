@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Write ── a transaction: counters first, so that writes happen one after the other
+//!   ├ change sets: changes of one author beside the draft
 //!   ├ rules: the draft, its history, and how large it may be
 //!   ├ versions: publish, roll back; and the audit log
 //!   ├ rollouts: versions for some pods, and the hits that pods report
@@ -11,6 +12,8 @@
 //! Both databases are used through the types and the SQL that they share, but for some migrations.
 //! A write is acknowledged after its commit, and a connection that is dropped before rolls back.
 
+mod change_sets;
+mod contents;
 mod pods;
 mod rollouts;
 mod rules;
@@ -28,6 +31,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+pub use change_sets::{ChangeSet, SetChange};
+use contents::Compared;
 use jiff::Timestamp;
 pub use pods::{CHANGES_MAX, PodRow};
 #[cfg(test)]
@@ -152,6 +157,7 @@ pub struct Store {
     backend: Backend,
     /// Whether the domains that objects define are theirs alone.
     follows_objects: bool,
+    compared: Compared,
 }
 
 impl Database {
@@ -210,7 +216,8 @@ impl Store {
         let lists = options(LIST_CONNECTIONS_MAX, LIST_STATEMENT_SECONDS).connect_lazy(&url)?;
         let reserved = options(RESERVED_MAX, STATEMENT_SECONDS).connect_lazy(&url)?;
         let turns = WriteTurns::default();
-        Ok(Self { pool, lists, reserved, turns, backend, follows_objects: false })
+        let compared = Compared::default();
+        Ok(Self { pool, lists, reserved, turns, backend, follows_objects: false, compared })
     }
 
     /// The same database, of which the domains that objects of Kubernetes define are theirs alone.
@@ -392,6 +399,9 @@ pub enum StoreError {
     /// A draft would exceed a ceiling.
     #[error("{0}")]
     TooLarge(String),
+    /// There would be more of something than there may be.
+    #[error("{0}")]
+    TooMany(String),
     /// A value is too long for an index of the database.
     #[error("a value is too long for the database: {0}")]
     TooLong(String),
@@ -454,7 +464,7 @@ impl From<serde_json::Error> for StoreError {
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 12] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 14] = [
     (1, "schema", shared(include_str!("../migrations/0001_schema.sql"))),
     (
         2,
@@ -489,6 +499,8 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 12] = [
     (10, "fleets", shared(include_str!("../migrations/0010_fleets.sql"))),
     (11, "cluster", shared(include_str!("../migrations/0011_cluster.sql"))),
     (12, "pod places", shared(include_str!("../migrations/0012_pod_places.sql"))),
+    (15, "draft contents", shared(include_str!("../migrations/0015_draft_contents.sql"))),
+    (16, "change sets", shared(include_str!("../migrations/0016_change_sets.sql"))),
 ];
 
 /// The same SQL for both databases.

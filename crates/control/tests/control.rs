@@ -3,8 +3,12 @@
 // Helpers outside of test functions may fail a test too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "control/change_sets.rs"]
+mod change_sets;
 #[path = "control/conditions.rs"]
 mod conditions;
+#[path = "control/drafts.rs"]
+mod drafts;
 #[path = "control/dry_run.rs"]
 mod dry_run;
 #[path = "control/faults.rs"]

@@ -892,6 +892,7 @@ impl From<StoreError> for Problem {
                 let detail = format!("{why}. Nothing was written; remove rules first");
                 Self::conflict("draft-too-large", detail)
             }
+            StoreError::TooMany(why) => Self::conflict("too-many", why),
             StoreError::TooLong(why) => {
                 let detail = format!(
                     "a key, a value or a name is too long for an index of the database, which holds \

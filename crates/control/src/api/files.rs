@@ -1,6 +1,7 @@
 //! Rule files, in and out; and what two states of the rules differ in: a version, or the draft.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::slice::from_ref;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::{HeaderValue, StatusCode, header};
+use jiff::Timestamp;
 use ratelease_rules::Source;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, OpenApi, ToSchema};
@@ -18,8 +20,8 @@ use super::call::{
     check_new_domain, check_text, page_size,
 };
 use super::publish::{
-    ATTEMPTS_MAX, Checked, approve, compile_all, publish_texts, published_hashes, read_text,
-    replacements, unpublished_changes,
+    ATTEMPTS_MAX, Checked, approve, compile_all, draft_etag, publish_texts, published_hashes,
+    read_text, replacements, unpublished_changes,
 };
 use super::{App, MIB};
 use crate::auth::Caller;
@@ -84,6 +86,17 @@ struct ExportQuery {
     domain: Option<String>,
     /// As this version published it; by default, the draft.
     version: Option<i64>,
+    /// `tar`: an archive with a file for each domain.
+    #[param(inline)]
+    format: Option<ExportFormat>,
+}
+
+/// Another form of an export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum ExportFormat {
+    /// An archive.
+    Tar,
 }
 
 /// Describes the calls.
@@ -134,7 +147,11 @@ async fn import(
         let replacements = replacements(&app, &documents).await?;
         check_rows(&call.caller, &replacements)?;
         let approved = match call.publishes {
-            true => Some(approve(&app, from_ref(&call.caller), &texts).await),
+            true => {
+                let names: Vec<_> = documents.iter().map(|it| &*it.domain).collect();
+                app.store.compare(&names).await?;
+                Some(approve(&app, from_ref(&call.caller), &texts).await)
+            }
             false => None,
         };
         let mut write = call.begin(&app).await?;
@@ -223,7 +240,8 @@ async fn replace(
 /// Export rule files
 #[utoipa::path(get, tag = "files", path = "/v1/export", params(ExportQuery), responses(
     (status = 200, description = "A rule file, or all of them", content(
-        (Files = "application/json"), (Object = "application/yaml"))), CommonProblems))]
+        (Files = "application/json"), (Object = "application/yaml"),
+        (Object = "application/x-tar"))), CommonProblems))]
 async fn export(
     State(app): State<Arc<App>>,
     caller: Caller,
@@ -254,6 +272,12 @@ async fn export(
             }
         }
     }
+    if query.format == Some(ExportFormat::Tar) {
+        let archive = heavy(move |_| archive(texts)).await?;
+        let archive = archive.map_err(|error| StoreError::Internal(error.to_string()))?;
+        let tar = HeaderValue::from_static("application/x-tar");
+        return Ok(([(header::CONTENT_TYPE, tar)], archive).into_response());
+    }
     match query.domain {
         Some(domain) => {
             let text = texts.remove(&domain).ok_or_else(|| {
@@ -268,6 +292,42 @@ async fn export(
             Ok(Json(Files { files: texts.into_iter().map(file).collect() }).into_response())
         }
     }
+}
+
+/// An archive of rule files, by domain.
+fn archive(texts: BTreeMap<String, String>) -> io::Result<Vec<u8>> {
+    let mut archive = tar::Builder::new(Vec::new());
+    let now = u64::try_from(Timestamp::now().as_second()).unwrap_or_default();
+    for (domain, text) in texts {
+        let mut head = tar::Header::new_gnu();
+        head.set_size(text.len() as u64);
+        head.set_mode(0o644);
+        head.set_mtime(now);
+        archive.append_data(&mut head, file_name(&domain), text.as_bytes())?;
+    }
+    archive.into_inner()
+}
+
+/// The name of a domain's file, which leads out of no directory: bytes of no plain name are written as
+/// in a URL. A name that is too long for a file system ends in a hash.
+fn file_name(domain: &str) -> String {
+    const LENGTH_MAX: usize = 200;
+    let mut name = String::new();
+    for (at, byte) in domain.bytes().enumerate() {
+        let is_plain = byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        if is_plain || (byte == b'.' && at > 0) {
+            name.push(char::from(byte));
+        } else {
+            name.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    if name.len() > LENGTH_MAX {
+        name.truncate(LENGTH_MAX);
+        let hash = blake3::hash(domain.as_bytes()).to_hex();
+        name.push_str(&format!("-{}", &hash[..16]));
+    }
+    name.push_str(".yaml");
+    name
 }
 
 pub fn sources(files: Files) -> Result<Vec<Source>, Problem> {
@@ -305,6 +365,10 @@ struct Differences {
     domains: Vec<DomainDifference>,
     /// Whether there are more rules that differ than are listed.
     is_truncated: bool,
+    /// The `If-Match` with which `/v1/discard` discards exactly the drafts of `domains`; absent if the
+    /// later state is a version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etag: Option<String>,
 }
 
 /// What differs in one domain.
@@ -362,20 +426,23 @@ async fn differences(
         None => caller.may_use(domain),
     };
     let names: BTreeSet<_> = before.keys().chain(after.keys()).filter(|it| is_wanted(it)).collect();
-    let mut found = Differences { domains: Vec::new(), is_truncated: false };
+    let mut found = Differences { domains: Vec::new(), is_truncated: false, etag: None };
+    let mut drafts = Vec::new();
     for name in names {
         let before = before.get(name);
         let after = after.get(name);
         if before == after {
             continue;
         }
-        let before = document(&app, name, before).await?;
-        let after = document(&app, name, after).await?;
+        let (before, _) = document(&app, name, before).await?;
+        let (after, changed) = document(&app, name, after).await?;
         let difference = heavy(move |_| difference(&before, &after)).await?;
         if !difference.is_empty() {
             found.add(difference, &mut room);
+            drafts.push((&**name, changed));
         }
     }
+    found.etag = query.to.is_none().then(|| draft_etag(drafts));
     Ok(Json(found))
 }
 
@@ -402,12 +469,20 @@ async fn draft_contents(app: &App) -> Result<Contents, Problem> {
     Ok(contents)
 }
 
-async fn document(app: &App, domain: &str, content: Option<&Content>) -> Result<Document, Problem> {
-    match content {
-        None => Ok(Document { domain: domain.to_owned(), ..Document::default() }),
-        Some(Content::Published(hash)) => read_text(app.store.text(hash).await?).await,
-        Some(Content::Draft) => Ok(app.store.draft(domain).await?.document),
-    }
+/// The rules of a domain, and the number of the last change of a draft.
+async fn document(
+    app: &App,
+    domain: &str,
+    content: Option<&Content>,
+) -> Result<(Document, i64), Problem> {
+    Ok(match content {
+        None => (Document { domain: domain.to_owned(), ..Document::default() }, 0),
+        Some(Content::Published(hash)) => (read_text(app.store.text(hash).await?).await?, 0),
+        Some(Content::Draft) => {
+            let draft = app.store.draft(domain).await?;
+            (draft.document, draft.changed)
+        }
+    })
 }
 
 // === impl Differences ===

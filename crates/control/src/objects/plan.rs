@@ -165,6 +165,8 @@ mod tests {
             changed: 1,
             rules: 1,
             is_changed: false,
+            changed_at: None,
+            changed_by: Vec::new(),
             owner: owner.map(str::to_owned),
             hash: Some(hash.to_owned()),
         }

@@ -4,14 +4,17 @@
 const session = {token: sessionStorage.getItem("token") || "", caller: null};
 
 const TRIES_MAX = 8, WAIT_MAX = 5000, ANSWER_MAX = 15000, LONG_ANSWER_MAX = 75000;
-const LONG = ["/v1/check", "/v1/publish", "/v1/rollback", "/v1/replay", "/v1/differences",
+const LONG = ["/v1/check", "/v1/publish", "/v1/discard", "/v1/rollback", "/v1/replay", "/v1/differences",
   "/v1/rollouts", "/v1/import", "/v1/export"];
 
 // A refusal of the API, or a connection that was lost.
 class Problem extends Error {
   constructor(status, body) {
     super(body.detail || body.title || `status ${status}`);
-    Object.assign(this, {status, body, errors: body.errors || []});
+    // A form is no file.
+    const errors = (body.errors || []).map((it) =>
+      ({...it, message: it.message.replace(/^error loading config file: /, "")}));
+    Object.assign(this, {status, body, errors, kind: body.type?.split(":").at(-1)});
   }
 }
 

@@ -2,7 +2,7 @@
 
 const REFRESH_MS = 10000;
 const VIEWS = {rules: [rulesView, ruleView], changes: [changesView],
-  rollouts: [rolloutsView, rolloutView], versions: [versionsView, versionView],
+  "change-sets": [setsView, setView], rollouts: [rolloutsView, rolloutView], versions: [versionsView, versionView],
   files: [filesView], pods: [podsView]};
 
 let shown = new AbortController(), notice = null, last_hash = "";
@@ -11,8 +11,17 @@ let shown = new AbortController(), notice = null, last_hash = "";
 function place() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [part, id] = path.split("/");
-  return {part: VIEWS[part] ? part : "rules", id: id && decodeURIComponent(id),
-    query: new URLSearchParams(query)};
+  return {part: VIEWS[part] ? part : "rules", id, query: new URLSearchParams(query)};
+}
+
+// The name in an address, which a link that was cut off has in part.
+function decoded(id) {
+  try {
+    return id && decodeURIComponent(id);
+  } catch {
+    throw new Problem(404, {detail: `the address ends within a name, as “${id}” does: a part of the `
+      + "link is missing. Copy all of it"});
+  }
 }
 
 // Shows the part of the address. A part that fails says why, and can be tried again.
@@ -26,7 +35,7 @@ async function show() {
     else link.removeAttribute("aria-current");
   }
   try {
-    await (id && one ? one : all)(main, {id, query, signal});
+    await (id && one ? one : all)(main, {id: decoded(id), query, signal});
     if (!signal.aborted) arrive(main);
   } catch (problem) {
     if (signal.aborted) return;
@@ -155,7 +164,7 @@ addEventListener("hashchange", (event) => {
   const [before, after] = [event.oldURL, event.newURL].map((it) => new URL(it).hash.split("?")[0]);
   last_hash = new URL(event.oldURL).hash;
   came_from = after !== ""
-    && ["", "#/rules", "#/versions", "#/changes", "#/rollouts"].includes(before);
+    && ["", "#/rules", "#/versions", "#/changes", "#/change-sets", "#/rollouts"].includes(before);
   show();
 });
 addEventListener("keydown", onKey);

@@ -10,6 +10,7 @@ use sqlx::{Any, AssertSqlSafe, Executor, Row, Transaction};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
+use super::contents::Compared;
 use super::{Backend, CHANNEL, Store, StoreError, StoreResult};
 use crate::rates::{Permit, Permits};
 
@@ -58,6 +59,7 @@ pub struct Write {
     backend: Backend,
     pub writer: Writer,
     pub kept: Kept,
+    pub compared: Compared,
     /// Held until it ends.
     _turn: WriteTurn,
 }
@@ -183,6 +185,7 @@ impl Store {
             backend: self.backend,
             writer: if self.follows_objects { Writer::Guarded } else { Writer::Unguarded },
             kept: Kept::default(),
+            compared: self.compared.clone(),
             _turn: turn,
         };
         write.take_numbers(1).await?;

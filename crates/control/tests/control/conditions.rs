@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::support::{Call, Place, hourly, places, rule};
+use super::support::{Call, Place, Server, hourly, places, rule};
 
 #[tokio::test]
 async fn the_second_editor_learns_what_changed() {
@@ -163,6 +163,50 @@ async fn history_and_versions_cannot_be_edited() {
             }
         }
         pool.close().await;
+    }
+}
+
+/// The steps back to a database before the migration 15.
+const BEFORE_15: [&str; 6] = [
+    "ALTER TABLE domains DROP COLUMN content",
+    "ALTER TABLE domains DROP COLUMN summed",
+    "ALTER TABLE domains DROP COLUMN published_content",
+    "ALTER TABLE domains DROP COLUMN changed_at",
+    "ALTER TABLE domains DROP COLUMN changed_by",
+    "DELETE FROM _sqlx_migrations WHERE version = 15",
+];
+
+#[tokio::test]
+async fn drafts_of_an_older_database_are_compared_by_content() {
+    for place in places().await {
+        let server = place.serve().await;
+        let (cart, _) = server.add(&rule("shop", "cart", "", 5)).await;
+        server.add(&rule("bank", "card", "", 5)).await;
+        server.publish().await;
+        let path = format!("/v1/rules/{}", cart["id"].as_str().unwrap());
+        let change = async |server: &Server, requests: u32| {
+            let put = Call::new("PUT", &path).json(&json!({"rate_limit": hourly(requests)}));
+            assert_eq!(server.send(put.header("if-match", "*")).await.status, 200);
+        };
+        change(&server, 7).await;
+        server.stop().await;
+        let pool = database(&place).await;
+        for sql in BEFORE_15 {
+            sqlx::query(sql).execute(&pool).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+        }
+        pool.close().await;
+        let server = place.serve().await;
+        let shop = async || server.json("/v1/domains").await["domains"][1].clone();
+        assert_eq!(shop().await["is_changed"], true);
+        change(&server, 5).await;
+        assert_eq!(shop().await["is_changed"], false, "the draft of the older release is undone");
+        change(&server, 6).await;
+        assert_eq!(shop().await["is_changed"], true);
+        server.publish().await;
+        change(&server, 5).await;
+        change(&server, 6).await;
+        assert_eq!(shop().await["is_changed"], false);
+        server.stop().await;
     }
 }
 
