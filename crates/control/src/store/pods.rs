@@ -146,7 +146,8 @@ impl Store {
     /// Fails if the database is not available.
     pub async fn pod_versions(&self) -> StoreResult<Vec<PodRow>> {
         let (from, cells) = self.open_streams(None);
-        let sql = format!("SELECT replica, node, peer, accepted, domains, type, refused FROM {from}");
+        let sql =
+            format!("SELECT replica, node, peer, accepted, domains, type, refused FROM {from}");
         let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
         let read = |row: &AnyRow| {
             let domains: String = row.try_get(4)?;
