@@ -4,6 +4,7 @@
 //! This file has the routes and the ports; `call` reads and admits requests and answers refusals;
 //! the other modules hold the calls.
 
+mod approvals;
 mod call;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod dialects;
@@ -16,6 +17,8 @@ mod replay;
 mod rollouts;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod rules;
+#[expect(unused_qualifications, reason = "in the code that utoipa makes")]
+mod tokens;
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -182,6 +185,8 @@ pub fn router(app: Arc<App>) -> Router {
         .merge(publish::calls())
         .merge(rollouts::calls())
         .merge(observe::calls())
+        .merge(approvals::calls())
+        .merge(tokens::calls())
         .layer(from_fn_with_state(Arc::clone(&app), call::admit_read))
         .layer(from_fn_with_state(Arc::clone(&app), call::admit))
         .layer(from_fn_with_state(REQUEST_MAX, bounded));
@@ -260,7 +265,7 @@ struct Document;
 const BODY_IS_OPTIONAL: [&str; 2] = ["/v1/check", "/v1/publish"];
 
 /// The descriptions of all calls, which the document has together.
-fn descriptions() -> [utoipa::openapi::OpenApi; 7] {
+fn descriptions() -> [utoipa::openapi::OpenApi; 9] {
     [
         rules::Calls::openapi(),
         dialects::Calls::openapi(),
@@ -269,6 +274,8 @@ fn descriptions() -> [utoipa::openapi::OpenApi; 7] {
         replay::Calls::openapi(),
         rollouts::Calls::openapi(),
         observe::Calls::openapi(),
+        approvals::Calls::openapi(),
+        tokens::Calls::openapi(),
     ]
 }
 

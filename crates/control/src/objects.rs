@@ -937,6 +937,7 @@ mod tests {
             changed: 5,
             rules: 1,
             is_changed: false,
+            approvals: 0,
             owner: Some("shop/limits".to_owned()),
             hash: Some(hash.to_owned()),
         }

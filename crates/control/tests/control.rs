@@ -3,6 +3,10 @@
 // Helpers outside of test functions may fail a test too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "control/approvals.rs"]
+mod approvals;
+#[path = "control/audit.rs"]
+mod audit;
 #[path = "control/conditions.rs"]
 mod conditions;
 #[path = "control/dry_run.rs"]
@@ -41,3 +45,5 @@ mod strangers;
 mod support;
 #[path = "control/tokens.rs"]
 mod tokens;
+#[path = "control/upgrade.rs"]
+mod upgrade;

@@ -60,6 +60,10 @@ pub struct WriteQuery {
     /// Whether to publish the domain at once, with this change alone.
     #[serde(default)]
     publish: bool,
+    /// Whether to publish drafts that lack approvals, which the audit log then has; for access
+    /// admin only.
+    #[serde(default)]
+    skip_approvals: bool,
 }
 
 /// A write: who, why, on what condition, and the body. Reading it checks the token first: without a
@@ -71,6 +75,7 @@ pub struct WriteCall<const MAX: usize = BODY_BYTES_MAX> {
     pub body: Bytes,
     /// Whether to publish at once.
     pub publishes: bool,
+    skips_approvals: bool,
     /// What `If-Match` requires.
     if_match: Option<String>,
     reason: String,
@@ -106,11 +111,16 @@ impl<const MAX: usize> WriteCall<MAX> {
         let (mut parts, body) = request.into_parts();
         let caller = Caller::from_request_parts(&mut parts, app).await?;
         caller.need(Access::Write)?;
+        let caller = caller.as_writer();
         let QueryOf(query) = QueryOf::<WriteQuery>::from_request_parts(&mut parts, app).await?;
         if query.reason.len() > REASON_BYTES_MAX {
             return Err(Problem::malformed("'reason' has more than 1 KiB; shorten it"));
         }
         check_text("reason", &query.reason)?;
+        let skips_approvals = query.skip_approvals;
+        if skips_approvals {
+            caller.need(Access::Admin)?;
+        }
         let body = read_body(app, &caller, body, &parts.headers, MAX).await?;
         if parts.extensions.get::<TakesLongPermit>().is_some() {
             hold_long_permit(app, &caller).await;
@@ -120,7 +130,8 @@ impl<const MAX: usize> WriteCall<MAX> {
         let if_match = if_match.transpose();
         let if_match = if_match.map_err(|_| Problem::malformed("'If-Match' is not text"))?;
         let publishes = query.publish;
-        Ok(Self { caller, body, publishes, if_match, reason: query.reason, key })
+        let reason = query.reason;
+        Ok(Self { caller, body, publishes, skips_approvals, if_match, reason, key })
     }
 
     /// Reads the body as JSON.
@@ -140,7 +151,9 @@ impl<const MAX: usize> WriteCall<MAX> {
         }
         let own = self.caller.domains();
         let max = app.bytes_max_of(&self.caller);
-        write.count_for(&self.caller.id, own, max).await?;
+        let caller = (&*self.caller.id, self.caller.session.as_deref());
+        write.count_for(caller, own, max).await?;
+        write.skips_approvals = self.skips_approvals;
         Ok(Box::new(write))
     }
 
@@ -169,6 +182,29 @@ impl<const MAX: usize> WriteCall<MAX> {
         write.commit().await?;
         app.wake_follower();
         Ok(response(answer))
+    }
+
+    /// Commits the write, keeps `kept` for a repeat of the request, and answers what is shown only
+    /// this time.
+    pub async fn finish_showing(
+        &self,
+        mut write: Box<Write>,
+        kept: Answer,
+        shown: Answer,
+    ) -> Result<Response, Ending> {
+        if let Some(key) = &self.key {
+            write.keep_answer(key, &kept).await?;
+        }
+        write.commit().await?;
+        Ok(response(shown))
+    }
+
+    /// Whether `If-Match` names this entity tag, and not any.
+    ///
+    /// # Errors
+    /// As [`matches`](Self::matches).
+    pub fn matches_exactly(&self, etag: &str) -> Result<bool, Problem> {
+        Ok(self.matches(etag)? && self.if_match.as_deref() == Some(etag))
     }
 
     /// Refuses a draft that is not the one that was checked, if `If-Match` names that.
@@ -848,6 +884,16 @@ impl From<StoreError> for Problem {
                      an administrator for another token, or to raise that setting"
                 );
                 Self::new(StatusCode::FORBIDDEN, "quota-used", detail)
+            }
+            StoreError::NotApproved { domain, needed, given } => {
+                let name = ratelease_rules::excerpt(&domain);
+                let detail = format!(
+                    "the draft of '{name}' has {given} of the {needed} approvals that the domain \
+                     asks for; have others than its authors look at it and approve it, in the page \
+                     or with POST /v1/approvals. Nothing was written"
+                );
+                let problem = Self::conflict("not-approved", detail).with("domain", json!(domain));
+                problem.with("needed", json!(needed)).with("given", json!(given))
             }
             StoreError::TokenEnded => {
                 let detail = "the token expired or was revoked meanwhile; nothing was written";

@@ -802,12 +802,17 @@ impl Approved {
 impl Checked {
     /// Identifies the drafts.
     pub fn etag(&self) -> String {
-        let mut hasher = blake3::Hasher::new();
-        for text in &self.texts {
-            hasher.update(text.domain.as_bytes());
-            hasher.update(&[0]);
-            hasher.update(&text.changed.to_le_bytes());
-        }
-        format!("\"draft-{}\"", &hasher.finalize().to_hex()[..16])
+        draft_etag(self.texts.iter().map(|text| (&*text.domain, text.changed)))
     }
+}
+
+/// Identifies drafts, each by its domain and the number of its last change.
+pub fn draft_etag<'d>(drafts: impl Iterator<Item = (&'d str, i64)>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for (domain, changed) in drafts {
+        hasher.update(domain.as_bytes());
+        hasher.update(&[0]);
+        hasher.update(&changed.to_le_bytes());
+    }
+    format!("\"draft-{}\"", &hasher.finalize().to_hex()[..16])
 }

@@ -7,6 +7,7 @@
 //! - **Of two objects for one domain the older one counts**, also while it has faults.
 //! - **A domain of the database stays the database's**, until what it publishes is what the object
 //!   has: then the object takes it over, and nothing changes.
+//! - **A domain that asks for approvals is no object's**: it would be published without them.
 //! - **Faults change nothing**: what is in force stays, until the object is good or deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +30,8 @@ pub enum Verdict {
     OlderObject(Key),
     /// The database has other rules for its domain.
     Database,
+    /// The domain asks for approvals, which an object has none of.
+    Approvals,
 }
 
 /// What is to be done with a domain.
@@ -120,6 +123,10 @@ fn winners<'o>(
 fn verdict(object: &Object, known: Option<&DraftDomain>) -> Verdict {
     let Ok(rules) = &object.rules else { return Verdict::Invalid };
     let Some(known) = known else { return Verdict::Due };
+    // An object is published without them: whoever may write it could do without a second person.
+    if known.approvals > 0 {
+        return Verdict::Approvals;
+    }
     let is_same = known.hash == rules.hash && !known.is_changed;
     match &known.owner {
         Some(owner) if is_same && *owner == object.key.to_string() => Verdict::Published,
@@ -162,6 +169,7 @@ mod tests {
             changed: 1,
             rules: 1,
             is_changed: false,
+            approvals: 0,
             owner: owner.map(str::to_owned),
             hash: Some(hash.to_owned()),
         }

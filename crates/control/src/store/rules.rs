@@ -349,6 +349,8 @@ pub struct DraftDomain {
     pub rules: i64,
     /// Whether the draft has changes that are not published.
     pub is_changed: bool,
+    /// How many people besides its authors have to approve a draft before it is published.
+    pub approvals: i64,
     /// The object of Kubernetes that defines it, as NAMESPACE/NAME; absent if the database does.
     #[serde(rename = "object", skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
@@ -452,7 +454,8 @@ async fn domains<'e>(
     cells: Vec<Cell>,
 ) -> StoreResult<Vec<DraftDomain>> {
     let sql = format!(
-        "SELECT name, changed, published, {DRAFT_RULES}, owner, hash FROM domains {condition} \
+        "SELECT name, changed, published, {DRAFT_RULES}, owner, hash, approvals \
+         FROM domains {condition} \
          ORDER BY name"
     );
     let rows = bound(&sql, cells).fetch_all(executor).await?;
@@ -472,6 +475,7 @@ impl DraftDomain {
             rules: row.try_get(3)?,
             owner: Some(owner).filter(|it| !it.is_empty()),
             hash: row.try_get(5)?,
+            approvals: row.try_get(6)?,
         })
     }
 }
@@ -503,6 +507,8 @@ impl Write {
         if !owner.is_empty() && self.writer == Writer::Unguarded {
             self.set_owner(domain, None).await?;
         }
+        self.note_draft_author(domain).await?;
+        self.noted.domains.insert(domain.to_owned());
         // A domain keeps its row. One that has it already is counted as well, for so few bytes.
         self.note_kept(domain.len());
         Ok(())

@@ -265,3 +265,56 @@ async fn a_token_that_is_revoked_while_its_request_is_under_way_writes_nothing()
         server.stop().await;
     }
 }
+
+#[tokio::test]
+async fn an_administrator_lists_makes_and_revokes_tokens_by_the_api() {
+    for place in places().await {
+        let server = place.serve().await;
+        let body = json!({"name": "ci", "access": "write", "domains": ["shop"], "days": 7});
+        let call = || Call::new("POST", "/v1/tokens").header("idempotency-key", "k").json(&body);
+        let made = server.send(call()).await;
+        assert_eq!(made.status, 201, "{made:?}");
+        let made = made.json();
+        let ci = made["token"].as_str().unwrap();
+        let own = server.send(Call::new("GET", "/v1/token").token(ci)).await.json();
+        assert_eq!((&own["access"], &own["domains"]), (&json!("write"), &json!(["shop"])));
+        // The token is not kept, not even for a repeat.
+        let again = server.send(call()).await;
+        assert_eq!((again.status, again.json()), (201, json!({"id": made["id"], "token": null})));
+        let listed = server.json("/v1/tokens?limit=1").await;
+        let first = &listed["tokens"][0];
+        assert_eq!((&first["id"], &first["is_valid"]), (&made["id"], &json!(true)));
+        let admin = server.token.split('_').nth(1).unwrap();
+        assert_eq!(first["made_by"], admin);
+        assert!(!listed.to_string().contains(ci.rsplit('_').next().unwrap()), "{listed}");
+        let next = listed["next"].as_str().unwrap();
+        let rest = server.json(&format!("/v1/tokens?before={next}")).await;
+        assert_eq!(rest["tokens"][0]["id"], admin);
+        let path = format!("/v1/tokens/{}", made["id"].as_str().unwrap());
+        let refused = server.send(Call::new("DELETE", &path).token(ci)).await;
+        assert_eq!(refused.status, 403);
+        assert_eq!(server.send(Call::new("DELETE", &path)).await.status, 204);
+        assert_eq!(server.send(Call::new("DELETE", &path)).await.status, 404);
+        assert_eq!(server.send(Call::new("GET", "/v1/token").token(ci)).await.status, 401);
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn nobody_but_an_administrator_makes_tokens_and_faults_are_told_together() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let write = token(&place, &["create", "--name", "w", "--access", "write"]).await.unwrap();
+    for access in ["read", "write", "admin"] {
+        let body = json!({"name": "x", "access": access});
+        assert_eq!(status(&server, &write, "POST", "/v1/tokens", &body).await, 403);
+    }
+    assert_eq!(status(&server, &write, "GET", "/v1/tokens", &Value::Null).await, 403);
+    let body = json!({"name": "a/b", "access": "admin", "domains": ["shop"], "days": 0});
+    let refused = server.post("/v1/tokens", &body).await;
+    assert_eq!(
+        (refused.status, refused.fields()),
+        (422, ["domains", "name", "days"].map(String::from).to_vec())
+    );
+    server.stop().await;
+}

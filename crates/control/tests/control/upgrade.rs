@@ -1,0 +1,1 @@
+//! A database of release 0.2.
