@@ -17,6 +17,8 @@ mod replay;
 mod rollouts;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod rules;
+mod session;
+mod sign_in;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod tokens;
 
@@ -48,6 +50,7 @@ use utoipa::openapi::{RefOr, Required};
 use crate::auth::{Access, Caller};
 use crate::document::FieldFault;
 use crate::objects::ObjectCounts;
+use crate::oidc::Provider;
 use crate::push::{PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
 use crate::settings::Settings;
@@ -82,6 +85,8 @@ pub struct App {
     pub store: Store,
     /// The settings of the process, of which calls need the ceilings.
     pub settings: Settings,
+    /// Where people sign in, if they do.
+    pub provider: Option<Provider>,
     /// How many requests there may be.
     pub rates: Rates,
     /// The answers that are not read yet.
@@ -187,6 +192,7 @@ pub fn router(app: Arc<App>) -> Router {
         .merge(observe::calls())
         .merge(approvals::calls())
         .merge(tokens::calls())
+        .merge(sign_in::calls())
         .layer(from_fn_with_state(Arc::clone(&app), call::admit_read))
         .layer(from_fn_with_state(Arc::clone(&app), call::admit))
         .layer(from_fn_with_state(REQUEST_MAX, bounded));
@@ -199,9 +205,10 @@ pub fn router(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&app), call::admit))
         .layer(from_fn_with_state(LONG_REQUEST_MAX, bounded));
     let public = Router::new()
-        .route("/", get(page::serve))
+        .route("/", get(serve_page))
         .route("/openapi.json", get(serve_openapi))
         .merge(observe::probes())
+        .merge(sign_in::public_calls())
         .with_state(Arc::clone(&app));
     let unread = app.unread.clone();
     Router::new()
@@ -218,6 +225,14 @@ pub fn router(app: Arc<App>) -> Router {
 pub fn probes(app: Arc<App>) -> Router {
     let unread = app.unread.clone();
     count_public(observe::probes().with_state(app), unread).fallback(unknown_path)
+}
+
+/// Read the page
+#[utoipa::path(get, operation_id = "serve", tag = "page", path = "/", security(()), responses(
+    (status = 200, description = "The page, for browsers", body = String,
+        content_type = "text/html")))]
+async fn serve_page(State(app): State<Arc<App>>) -> Response {
+    page::serve(app.provider.is_some())
 }
 
 /// Ends a request that takes too long: its transaction is dropped, and so rolled back.
@@ -255,7 +270,7 @@ async fn unknown_method() -> Problem {
         title = "ratelease-control",
         description = "The rules of a fleet: draft, check, publish, roll back"
     ),
-    paths(page::serve),
+    paths(serve_page),
     components(schemas(FieldFault, Problem)),
     security(("token" = []))
 )]
@@ -265,7 +280,7 @@ struct Document;
 const BODY_IS_OPTIONAL: [&str; 2] = ["/v1/check", "/v1/publish"];
 
 /// The descriptions of all calls, which the document has together.
-fn descriptions() -> [utoipa::openapi::OpenApi; 9] {
+fn descriptions() -> [utoipa::openapi::OpenApi; 10] {
     [
         rules::Calls::openapi(),
         dialects::Calls::openapi(),
@@ -276,6 +291,7 @@ fn descriptions() -> [utoipa::openapi::OpenApi; 9] {
         observe::Calls::openapi(),
         approvals::Calls::openapi(),
         tokens::Calls::openapi(),
+        sign_in::Calls::openapi(),
     ]
 }
 

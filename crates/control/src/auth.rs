@@ -43,7 +43,7 @@ pub struct Token {
     secret: String,
 }
 
-/// What a person may do, by the claims that the provider makes of them.
+/// The rights of a person, by the claims of the provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rights {
     /// The highest access that any role gives.
@@ -69,7 +69,7 @@ pub struct Caller {
     access: Access,
     /// `None` for all.
     domains: Option<Vec<String>>,
-    /// Those of the domains that may be changed; `None` for all.
+    /// The domains that may be changed; `None` for all.
     writable: Option<Vec<String>>,
 }
 
@@ -99,9 +99,9 @@ impl FromStr for Access {
 /// A token that is to be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenRequest {
-    /// What it is called in history and audit log.
+    /// The name in history and audit log.
     pub name: String,
-    /// What it may do.
+    /// The access.
     pub access: Access,
     /// The domains that it may use; `None` for all.
     pub domains: Option<Vec<String>>,
@@ -123,7 +123,7 @@ const DAYS_MAX: u32 = 3650;
 // === impl TokenRequest ===
 
 impl TokenRequest {
-    /// What is wrong with it: fields, and what was expected.
+    /// The faults, each with its field and the expected value.
     pub fn faults(&self) -> Vec<(&'static str, String)> {
         let mut faults = Vec::new();
         let Self { name, access, domains, days, .. } = self;
@@ -145,7 +145,7 @@ impl TokenRequest {
         faults
     }
 
-    /// What the database holds of it.
+    /// The row of the database.
     pub fn row(&self, token: &Token) -> NewToken {
         let expires_at = self.days.map(|days| {
             let valid = i64::from(days) * 24 * 3600 * 1000;
@@ -155,7 +155,7 @@ impl TokenRequest {
         NewToken { made_by: self.made_by.clone(), ..row }
     }
 
-    /// The token and what it may do, for the audit log.
+    /// The token and its rights, for the audit log.
     pub fn subject(&self, token: &Token) -> String {
         let domains = self.domains.as_ref().map_or_else(|| "all".to_owned(), |it| it.join(", "));
         format!("{}: {} of {domains}", token.id(), self.access.name())
@@ -243,7 +243,7 @@ impl Token {
         Some(Caller { name, id, session: None, person, access, writable: domains.clone(), domains })
     }
 
-    /// What the database holds of this as the secret of a session with these rights.
+    /// The row of a session with these rights, whose secret this is.
     pub fn session(&self, rights: &Rights, roles: &str, expires_at: i64) -> NewSession {
         NewSession {
             id: self.id.clone(),
@@ -293,7 +293,7 @@ impl fmt::Debug for Token {
 // === impl Person ===
 
 impl Person {
-    /// The person as author of what they do: the name, and who that is for which provider.
+    /// The person as an author: the name, the issuer and the subject.
     pub fn author(&self) -> String {
         format!("{}/{}", self.name, self.identity())
     }
@@ -315,8 +315,8 @@ impl Caller {
         Self { name, id, session: None, person, access: Access::Write, domains, writable }
     }
 
-    /// The same caller with those domains alone that it may change.
-    pub fn as_writer(self) -> Self {
+    /// Narrows the caller to the domains that it may change.
+    pub fn into_writer(self) -> Self {
         Self { domains: self.writable.clone(), ..self }
     }
 
@@ -347,7 +347,7 @@ impl Caller {
         self.domains.as_ref().is_none_or(|domains| domains.iter().any(|it| it == domain))
     }
 
-    /// Those of the domains that the caller may change; `None` for all.
+    /// The domains that the caller may change; `None` for all.
     pub fn writable(&self) -> Option<&[String]> {
         self.writable.as_deref()
     }

@@ -1,5 +1,5 @@
 //! Approvals: an administrator has a domain ask for them, and then its drafts are published only
-//! after others than their authors have approved exactly what is published.
+//! after people other than their authors have approved exactly that content.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ struct ApprovalList {
     domains: Vec<DomainApprovals>,
 }
 
-/// Which draft to approve.
+/// The draft that is approved.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct ApprovalInput {
@@ -94,8 +94,8 @@ async fn list(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<Approv
 
 /// Approve a draft
 ///
-/// `If-Match` names exactly what is approved; a later change of the draft voids the approval. The
-/// authors of the draft cannot approve it, nor can tokens that they had the API make.
+/// `If-Match` names the approved draft; a later change of the draft voids the approval. The authors
+/// of the draft cannot approve it, nor can tokens that they had the API make.
 #[utoipa::path(post, operation_id = "approve", tag = "approvals", path = "/v1/approvals",
     params(("If-Match" = String, Header), WriteQuery), request_body = ApprovalInput,
     responses((status = 200, description = "Approved", body = DomainApprovals), CommonProblems))]

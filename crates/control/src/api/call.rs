@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{error, warn};
 use utoipa::{IntoParams, IntoResponses, ToSchema};
 
-use super::{App, MIB, Reader, count_answer};
+use super::{App, MIB, Reader, count_answer, session};
 use crate::auth::{Access, Caller, Token};
 use crate::document::{EntryFault, FieldFault, ReadFaults};
 use crate::rates::Quota;
@@ -111,7 +111,7 @@ impl<const MAX: usize> WriteCall<MAX> {
         let (mut parts, body) = request.into_parts();
         let caller = Caller::from_request_parts(&mut parts, app).await?;
         caller.need(Access::Write)?;
-        let caller = caller.as_writer();
+        let caller = caller.into_writer();
         let QueryOf(query) = QueryOf::<WriteQuery>::from_request_parts(&mut parts, app).await?;
         if query.reason.len() > REASON_BYTES_MAX {
             return Err(Problem::malformed("'reason' has more than 1 KiB; shorten it"));
@@ -184,8 +184,8 @@ impl<const MAX: usize> WriteCall<MAX> {
         Ok(response(answer))
     }
 
-    /// Commits the write, keeps `kept` for a repeat of the request, and answers what is shown only
-    /// this time.
+    /// Commits the write, keeps `kept` for a repeat of the request, and answers `shown`, which is kept
+    /// nowhere.
     pub async fn finish_showing(
         &self,
         mut write: Box<Write>,
@@ -526,40 +526,67 @@ async fn hold_long_permit(app: &App, caller: &Caller) {
 }
 
 async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Ending> {
-    let unauthorized =
-        |detail: &str| Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail);
-    let Some(value) = parts.headers.get(header::AUTHORIZATION) else {
-        return Err(unauthorized("no token; send 'Authorization: Bearer rlc_…'").into());
+    let provider = app.provider.as_ref();
+    let unauthorized = |detail: &str| {
+        let problem = Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail);
+        match provider {
+            Some(_) => problem.with("sign_in", json!("/v1/sign-in")),
+            None => problem,
+        }
     };
+    let bearer = parts.headers.get(header::AUTHORIZATION);
+    let session = provider.filter(|_| bearer.is_none());
+    let session = session.and_then(|it| session::SESSION.find(it.settings(), &parts.headers));
+    if bearer.is_none() && session.is_none() {
+        return Err(unauthorized("no token; send 'Authorization: Bearer rlc_…'").into());
+    }
+    let text = session.or_else(|| bearer?.to_str().ok()).unwrap_or_default();
     let connection = parts.extensions.get::<ConnectionHandle>();
     let address = connection.and_then(ConnectionHandle::address);
     let address = address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
-    let text = value.to_str().unwrap_or_default();
     let _lookup = match app.rates.is_known(text) {
         true => None,
         false => Some(app.rates.take_lookup(address).await),
     };
     app.rates.admits(address, text).map_err(|quota| limited(LIMITED_ADDRESS, quota))?;
-    let token = text.split_once(' ');
-    let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-    let token = token.and_then(|(_, token)| Token::parse(token.trim()));
-    let caller = match &token {
-        None => None,
-        Some(token) => {
-            let row = app.store.reserved().token(token.id()).await?;
-            row.and_then(|row| token.caller(&row))
-        }
+    let caller = match session {
+        Some(session) => caller_of_session(app, session).await?,
+        None => caller_of_token(app, text).await?,
     };
-    let Some((token, caller)) = token.zip(caller) else {
+    let Some(caller) = caller else {
         app.rates.take_failure(address, text);
-        return Err(unauthorized("the token is not known, expired or revoked").into());
+        let what = if session.is_some() { "session" } else { "token" };
+        return Err(unauthorized(&format!("the {what} is not known, expired or revoked")).into());
     };
     app.rates.note_valid(text);
-    let quota = app.rates.take_request(token.id());
+    if provider.is_some_and(|it| session.is_some() && !session::is_of_page(it, parts)) {
+        let detail = "a write by the cookie of a session has to come from the page of \
+                      CONTROL_PUBLIC_URL ('Origin'); send a token instead";
+        return Err(Problem::forbidden(detail).into());
+    }
+    let quota = app.rates.take_request(&caller.id);
     if quota.retry_after.is_some() {
         return Err(limited(LIMITED_TOKEN, quota));
     }
     Ok(Admitted { caller, quota })
+}
+
+/// Who calls with this token.
+async fn caller_of_token(app: &App, text: &str) -> Result<Option<Caller>, Problem> {
+    let token = text.split_once(' ').filter(|(it, _)| it.eq_ignore_ascii_case("bearer"));
+    let token = token.and_then(|(_, token)| Token::parse(token.trim()));
+    let Some(token) = token else { return Ok(None) };
+    let row = app.store.reserved().token(token.id()).await?;
+    Ok(row.and_then(|row| token.caller(&row)))
+}
+
+/// Who calls with this cookie of a session.
+async fn caller_of_session(app: &App, text: &str) -> Result<Option<Caller>, Problem> {
+    let Some((token, provider)) = Token::parse(text).zip(app.provider.as_ref()) else {
+        return Ok(None);
+    };
+    let row = app.store.reserved().session(token.id()).await?;
+    Ok(row.and_then(|row| token.caller_of_session(&row, &provider.roles)))
 }
 
 const LIMITED_TOKEN: &str = "the token made too many requests (--token-requests-per-minute); \

@@ -23,7 +23,7 @@ use crate::push::FleetView;
 use crate::store::{AuditFilter, AuditRow, DraftDomain, PodRow};
 use crate::work::heavy;
 
-/// Maximum bytes of a text of a query of the audit log: that of a domain's name.
+/// Maximum bytes of a text of a query of the audit log, as of a domain's name.
 const AUDIT_TEXT_BYTES_MAX: usize = 1024;
 
 /// Pods. A token for some domains sees those that get one of them, and of the versions the last one
@@ -69,7 +69,7 @@ struct AuditList {
     next: Option<i64>,
 }
 
-/// Which actions to list.
+/// A filter of the audit log.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
@@ -283,7 +283,7 @@ struct TokenView {
     access: Access,
     /// The domains that it may use; null for all.
     domains: Option<Vec<String>>,
-    /// Those of them that it may change; null for all. Of access `read`, none may be changed.
+    /// The domains that it may change; null for all. Access `read` changes none.
     writable: Option<Vec<String>>,
     /// Whether it is a person who signed in, who can sign out.
     is_session: bool,

@@ -1,8 +1,8 @@
 //! Tokens, for administrators: who may do what. A token is shown once, in the answer to the call
 //! that makes it, and is not kept: a repeat of that call with its `Idempotency-Key` has none.
 //!
-//! Only access `admin`, which may do everything, makes tokens, so that nobody gives more than they
-//! have.
+//! Only access `admin`, which may do everything, makes tokens: no token has more rights than the one
+//! that made it.
 
 use std::sync::Arc;
 
@@ -27,11 +27,11 @@ use crate::store::{StoreError, TokenRow};
 /// A token without its secret, or a person who has signed in.
 #[derive(Debug, Serialize, ToSchema)]
 struct TokenItem {
-    /// Its id, which is part of the token.
+    /// The id, which is part of the token.
     id: String,
-    /// What it is called.
+    /// The name.
     name: String,
-    /// What it may do; of a person, at the last sign-in.
+    /// The access; of a person, at the last sign-in.
     access: String,
     /// The domains that it may use; null for all.
     domains: Option<Vec<String>>,
@@ -51,7 +51,7 @@ struct TokenItem {
     /// made it.
     #[serde(skip_serializing_if = "String::is_empty")]
     made_by: String,
-    /// Of a person: who that is, as ISSUER#SUBJECT.
+    /// The person, as ISSUER#SUBJECT; absent for a token.
     #[serde(skip_serializing_if = "Option::is_none")]
     person: Option<String>,
 }
@@ -66,7 +66,7 @@ struct TokenList {
     next: Option<String>,
 }
 
-/// Which tokens to list.
+/// A page of the list of tokens.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 struct TokenQuery {
@@ -81,9 +81,9 @@ struct TokenQuery {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct TokenInput {
-    /// What it is called in history and audit log: 1 to 128 bytes without slashes.
+    /// The name in history and audit log: 1 to 128 bytes without slashes.
     name: String,
-    /// What it may do.
+    /// The access.
     access: Access,
     /// The domains that it may use, at most 256; all without. One of access admin is for all.
     domains: Option<Vec<String>>,
@@ -95,7 +95,7 @@ struct TokenInput {
 /// A token that was made.
 #[derive(Debug, Serialize, ToSchema)]
 struct TokenMade {
-    /// Its id.
+    /// The id.
     id: String,
     /// The token, a secret. It is shown only now; null in the answer to a repeat.
     token: Option<String>,

@@ -123,7 +123,7 @@ fn winners<'o>(
 fn verdict(object: &Object, known: Option<&DraftDomain>) -> Verdict {
     let Ok(rules) = &object.rules else { return Verdict::Invalid };
     let Some(known) = known else { return Verdict::Due };
-    // An object is published without them: whoever may write it could do without a second person.
+    // An object is published without approvals: its writer could do without a second person.
     if known.approvals > 0 {
         return Verdict::Approvals;
     }

@@ -5,6 +5,7 @@ let reason_typed = "";
 
 async function changesView(main, {signal}) {
   fill(main, h("div", {class: "bar"}, h("h2", {tabindex: -1}, "Changes that are not published")));
+  const asked = await approvalsOf(signal);
   const [{domains}, found] = await Promise.all([get("/v1/domains", null, signal),
     differences({}, signal)]);
   const changed = domains.filter((it) => it.is_changed).map((it) => it.domain);
@@ -14,6 +15,7 @@ async function changesView(main, {signal}) {
       "Nothing to publish: the draft is what is published.")));
   }
   main.append(...[differencesBox(found)].flat(9).filter((it) => it));
+  if (asked.length) main.append(approvalsSection(asked));
   if (!mayWrite()) return;
   const place = h("div");
   main.append(place);
@@ -56,20 +58,22 @@ function publishSection(changed, {etag, rules}) {
   return h("section", {id: "publishing"}, h("h3", {}, "Publish"), form);
 }
 
-async function publish(form, place, changed, etag) {
+async function publish(form, place, changed, etag, skips_approvals) {
   const reason = reason_typed.trim();
   if (lacksReason(form, reason)) return;
   await busy(form, async () => {
     try {
-      const {body} = await call("POST", "/v1/publish", {body: {domains: changed}, query: {reason},
-        headers: {"if-match": etag}});
+      const {body} = await call("POST", "/v1/publish", {body: {domains: changed}, query: {reason,
+        ...(skips_approvals && {skip_approvals: true})}, headers: {"if-match": etag}});
       reason_typed = "";
       published(`Version ${body.version} is published.`, body.version);
     } catch (problem) {
       const isMoved = [409, 412].includes(problem.status);
       const again = () => isMoved ? show() : publish(form, place, changed, etag);
-      showProblem(place, problem, again);
-      if (isMoved) place.querySelector(".actions button").textContent = "Look at the draft again";
+      const skips = problem.body?.needed && isAdmin() && button("Publish without approvals",
+        () => publish(form, place, changed, etag, true), "danger");
+      showProblem(place, problem, again, skips);
+      if (isMoved) place.querySelector(".problem > .actions button").textContent = "Look at the draft again";
     }
   });
 }

@@ -29,7 +29,7 @@ pub struct ApprovalRow {
     pub at: i64,
 }
 
-/// What is known of the approvals of a draft.
+/// The approvals of a draft.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DraftApprovals {
     /// How many the domain asks for.
@@ -40,13 +40,18 @@ pub struct DraftApprovals {
     pub owner: String,
     /// Who changed the draft since it was published, as history shows them.
     pub authors: Vec<String>,
-    /// Those of this draft, the oldest first.
+    /// The approvals of this draft, the oldest first.
     pub given: Vec<ApprovalRow>,
 }
 
+/// The row of the domain.
 const HEAD: &str = "SELECT approvals, changed, owner FROM domains WHERE name = $1";
+
+/// The authors of a draft, whose changes came after the publication.
 const AUTHORS: &str = "SELECT a.author FROM draft_authors a JOIN domains d ON d.name = a.domain \
                        WHERE a.domain = $1 AND a.number > d.published ORDER BY a.number, a.author";
+
+/// The approvals of a draft as it was at one change.
 const GIVEN: &str = "SELECT approver, author, at FROM approvals \
                      WHERE domain = $1 AND changed = $2 ORDER BY at, approver";
 

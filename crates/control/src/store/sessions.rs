@@ -1,5 +1,5 @@
 //! People who have signed in, and their sessions. A person has a row of `tokens` without a secret,
-//! which counts what the person's writes keep, and which an administrator can revoke.
+//! which counts the bytes of the person's writes, and which an administrator can revoke.
 
 use sqlx::Row;
 use sqlx::any::AnyRow;
@@ -22,22 +22,22 @@ pub struct Person {
     pub issuer: String,
     /// Who it is for the provider, for good.
     pub subject: String,
-    /// What the person is called now. Has no slash.
+    /// The present name, without a slash.
     pub name: String,
 }
 
 /// A session that begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewSession {
-    /// Its id, which is part of the cookie.
+    /// The id, which is part of the cookie.
     pub id: String,
     /// The hash of its secret.
     pub hash: String,
-    /// What the person may do.
+    /// The access of the person.
     pub access: String,
     /// The domains that the person may use; `None` for all.
     pub domains: Option<Vec<String>>,
-    /// Those of them that the person may change; `None` for all.
+    /// The domains that the person may change; `None` for all.
     pub writable: Option<Vec<String>>,
     /// A hash of the settings that the rights follow from.
     pub roles: String,
@@ -48,7 +48,7 @@ pub struct NewSession {
 /// A session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionRow {
-    /// What it began as.
+    /// The session as it began.
     pub session: NewSession,
     /// Whose it is.
     pub person: Person,

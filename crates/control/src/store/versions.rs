@@ -389,16 +389,16 @@ impl VersionChange {
 
 // The audit log. The database refuses to edit it.
 
-/// Which actions are listed.
+/// A filter of the audit log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditFilter {
-    /// Of this domain.
+    /// The domain of the actions.
     pub domain: Option<String>,
-    /// Whose author contains this text, in whatever case where the database is SQLite.
+    /// A text within the author; SQLite ignores its case.
     pub author: Option<String>,
-    /// From this time on, in milliseconds since the Unix epoch.
+    /// The first time, in milliseconds since the Unix epoch.
     pub since: Option<i64>,
-    /// Before this time, in milliseconds since the Unix epoch.
+    /// The end of the time, in milliseconds since the Unix epoch.
     pub until: Option<i64>,
 }
 

@@ -26,7 +26,7 @@ async fn publish(server: &Server, token: &str, query: &str) -> Answer {
     server.send(call.json(&json!({"domains": ["shop"]}))).await
 }
 
-/// What is known of the approvals of `shop`.
+/// The approvals of `shop`.
 async fn state(server: &Server) -> Value {
     server.json("/v1/approvals").await["domains"][0].clone()
 }
