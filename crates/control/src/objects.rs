@@ -1082,6 +1082,7 @@ mod tests {
             is_changed: false,
             changed_at: None,
             changed_by: Vec::new(),
+            approvals: 0,
             owner: Some("shop/limits".to_owned()),
             hash: Some(hash.to_owned()),
         }

@@ -3,6 +3,10 @@
 // Helpers outside of test functions may fail a test too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "control/approvals.rs"]
+mod approvals;
+#[path = "control/audit.rs"]
+mod audit;
 #[path = "control/change_sets.rs"]
 mod change_sets;
 #[path = "control/conditions.rs"]
@@ -45,3 +49,5 @@ mod strangers;
 mod support;
 #[path = "control/tokens.rs"]
 mod tokens;
+#[path = "control/upgrade.rs"]
+mod upgrade;

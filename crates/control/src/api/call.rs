@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{error, warn};
 use utoipa::{IntoParams, IntoResponses, ToSchema};
 
-use super::{App, MIB, Reader, count_answer};
+use super::{App, MIB, Reader, count_answer, session};
 use crate::auth::{Access, Caller, Token};
 use crate::document::{EntryFault, FieldFault, ReadFaults, without_store};
 use crate::rates::Quota;
@@ -61,6 +61,10 @@ pub struct WriteQuery {
     /// Whether to publish the domain at once, with this change alone.
     #[serde(default)]
     publish: bool,
+    /// Whether to publish drafts that lack approvals, which the audit log then has; for access
+    /// admin only.
+    #[serde(default)]
+    skip_approvals: bool,
 }
 
 /// A write: who, why, on what condition, and the body. Reading it checks the token first: without a
@@ -72,6 +76,7 @@ pub struct WriteCall<const MAX: usize = BODY_BYTES_MAX> {
     pub body: Bytes,
     /// Whether to publish at once.
     pub publishes: bool,
+    skips_approvals: bool,
     /// What `If-Match` requires.
     if_match: Option<String>,
     reason: String,
@@ -107,18 +112,24 @@ impl<const MAX: usize> WriteCall<MAX> {
         let (mut parts, body) = request.into_parts();
         let caller = Caller::from_request_parts(&mut parts, app).await?;
         caller.need(Access::Write)?;
+        let caller = caller.into_writer();
         let QueryOf(query) = QueryOf::<WriteQuery>::from_request_parts(&mut parts, app).await?;
         if query.reason.len() > REASON_BYTES_MAX {
             return Err(Problem::malformed("'reason' has more than 1 KiB; shorten it"));
         }
         check_text("reason", &query.reason)?;
+        let skips_approvals = query.skip_approvals;
+        if skips_approvals {
+            caller.need(Access::Admin)?;
+        }
         let body = take_body(app, &caller, body, &parts, MAX).await?;
         let key = key(&parts, &body)?;
         let if_match = parts.headers.get(header::IF_MATCH).map(|it| it.to_str().map(str::to_owned));
         let if_match = if_match.transpose();
         let if_match = if_match.map_err(|_| Problem::malformed("'If-Match' is not text"))?;
         let publishes = query.publish;
-        Ok(Self { caller, body, publishes, if_match, reason: query.reason, key })
+        let reason = query.reason;
+        Ok(Self { caller, body, publishes, skips_approvals, if_match, reason, key })
     }
 
     /// Reads the body as JSON.
@@ -138,7 +149,9 @@ impl<const MAX: usize> WriteCall<MAX> {
         }
         let own = self.caller.domains();
         let max = app.bytes_max_of(&self.caller);
-        write.count_for(&self.caller.id, own, max).await?;
+        let caller = (&*self.caller.id, self.caller.session.as_deref());
+        write.count_for(caller, own, max).await?;
+        write.skips_approvals = self.skips_approvals;
         Ok(Box::new(write))
     }
 
@@ -167,6 +180,29 @@ impl<const MAX: usize> WriteCall<MAX> {
         write.commit().await?;
         app.wake_follower();
         Ok(response(answer))
+    }
+
+    /// Commits the write, keeps `kept` for a repeat of the request, and answers `shown`, which is kept
+    /// nowhere.
+    pub async fn finish_showing(
+        &self,
+        mut write: Box<Write>,
+        kept: Answer,
+        shown: Answer,
+    ) -> Result<Response, Ending> {
+        if let Some(key) = &self.key {
+            write.keep_answer(key, &kept).await?;
+        }
+        write.commit().await?;
+        Ok(response(shown))
+    }
+
+    /// Whether `If-Match` names this entity tag, and not any.
+    ///
+    /// # Errors
+    /// As [`matches`](Self::matches).
+    pub fn matches_exactly(&self, etag: &str) -> Result<bool, Problem> {
+        Ok(self.matches(etag)? && self.if_match.as_deref() == Some(etag))
     }
 
     /// Refuses a draft that is not the one that was checked, if `If-Match` names that.
@@ -538,40 +574,67 @@ async fn hold_long_permit(app: &App, caller: &Caller) {
 }
 
 async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Ending> {
-    let unauthorized =
-        |detail: &str| Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail);
-    let Some(value) = parts.headers.get(header::AUTHORIZATION) else {
-        return Err(unauthorized("no token; send 'Authorization: Bearer rlc_…'").into());
+    let provider = app.provider.as_ref();
+    let unauthorized = |detail: &str| {
+        let problem = Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail);
+        match provider {
+            Some(_) => problem.with("sign_in", json!("/v1/sign-in")),
+            None => problem,
+        }
     };
+    let bearer = parts.headers.get(header::AUTHORIZATION);
+    let session = provider.filter(|_| bearer.is_none());
+    let session = session.and_then(|it| session::SESSION.find(it.settings(), &parts.headers));
+    if bearer.is_none() && session.is_none() {
+        return Err(unauthorized("no token; send 'Authorization: Bearer rlc_…'").into());
+    }
+    let text = session.or_else(|| bearer?.to_str().ok()).unwrap_or_default();
     let connection = parts.extensions.get::<ConnectionHandle>();
     let address = connection.and_then(ConnectionHandle::address);
     let address = address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
-    let text = value.to_str().unwrap_or_default();
     let _lookup = match app.rates.is_known(text) {
         true => None,
         false => Some(app.rates.take_lookup(address).await),
     };
     app.rates.admits(address, text).map_err(|quota| limited(LIMITED_ADDRESS, quota))?;
-    let token = text.split_once(' ');
-    let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-    let token = token.and_then(|(_, token)| Token::parse(token.trim()));
-    let caller = match &token {
-        None => None,
-        Some(token) => {
-            let row = app.store.reserved().token(token.id()).await?;
-            row.and_then(|row| token.caller(&row))
-        }
+    let caller = match session {
+        Some(session) => caller_of_session(app, session).await?,
+        None => caller_of_token(app, text).await?,
     };
-    let Some((token, caller)) = token.zip(caller) else {
+    let Some(caller) = caller else {
         app.rates.take_failure(address, text);
-        return Err(unauthorized("the token is not known, expired or revoked").into());
+        let what = if session.is_some() { "session" } else { "token" };
+        return Err(unauthorized(&format!("the {what} is not known, expired or revoked")).into());
     };
     app.rates.note_valid(text);
-    let quota = app.rates.take_request(token.id());
+    if provider.is_some_and(|it| session.is_some() && !session::is_of_page(it, parts)) {
+        let detail = "a write by the cookie of a session has to come from the page of \
+                      CONTROL_PUBLIC_URL ('Origin'); send a token instead";
+        return Err(Problem::forbidden(detail).into());
+    }
+    let quota = app.rates.take_request(&caller.id);
     if quota.retry_after.is_some() {
         return Err(limited(LIMITED_TOKEN, quota));
     }
     Ok(Admitted { caller, quota })
+}
+
+/// Who calls with this token.
+async fn caller_of_token(app: &App, text: &str) -> Result<Option<Caller>, Problem> {
+    let token = text.split_once(' ').filter(|(it, _)| it.eq_ignore_ascii_case("bearer"));
+    let token = token.and_then(|(_, token)| Token::parse(token.trim()));
+    let Some(token) = token else { return Ok(None) };
+    let row = app.store.reserved().token(token.id()).await?;
+    Ok(row.and_then(|row| token.caller(&row)))
+}
+
+/// Who calls with this cookie of a session.
+async fn caller_of_session(app: &App, text: &str) -> Result<Option<Caller>, Problem> {
+    let Some((token, provider)) = Token::parse(text).zip(app.provider.as_ref()) else {
+        return Ok(None);
+    };
+    let row = app.store.reserved().session(token.id()).await?;
+    Ok(row.and_then(|row| token.caller_of_session(&row, &provider.roles)))
 }
 
 const LIMITED_TOKEN: &str = "the token made too many requests (--token-requests-per-minute); \
@@ -907,6 +970,16 @@ impl From<StoreError> for Problem {
                      an administrator for another token, or to raise that setting"
                 );
                 Self::new(StatusCode::FORBIDDEN, "quota-used", detail)
+            }
+            StoreError::NotApproved { domain, needed, given } => {
+                let name = ratelease_rules::excerpt(&domain);
+                let detail = format!(
+                    "the draft of '{name}' has {given} of the {needed} approvals that the domain \
+                     asks for; have others than its authors look at it and approve it, in the page \
+                     or with POST /v1/approvals. Nothing was written"
+                );
+                let problem = Self::conflict("not-approved", detail).with("domain", json!(domain));
+                problem.with("needed", json!(needed)).with("given", json!(given))
             }
             StoreError::TokenEnded => {
                 let detail = "the token expired or was revoked meanwhile; nothing was written";

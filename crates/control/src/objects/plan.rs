@@ -7,6 +7,7 @@
 //! - **Of two objects for one domain the older one counts**, also while it has faults.
 //! - **A domain of the database stays the database's**, until what it publishes is what the object
 //!   has: then the object takes it over, and nothing changes.
+//! - **A domain that asks for approvals is no object's**: it would be published without them.
 //! - **Faults change nothing**: what is in force stays, until the object is good or deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +32,8 @@ pub enum Verdict {
     OlderObject(Key),
     /// The database has other rules for its domain.
     Database,
+    /// The domain asks for approvals, which an object has none of.
+    Approvals,
 }
 
 /// What is to be done with a domain.
@@ -123,6 +126,10 @@ fn winners<'o>(
 fn verdict(object: &Object, known: Option<&DraftDomain>) -> Verdict {
     let Ok(rules) = &object.rules else { return Verdict::Invalid };
     let Some(known) = known else { return Verdict::Due };
+    // An object is published without approvals: its writer could do without a second person.
+    if known.approvals > 0 {
+        return Verdict::Approvals;
+    }
     let is_same = known.hash == rules.hash && !known.is_changed;
     match &known.owner {
         Some(owner) if is_same && *owner == object.key.to_string() => Verdict::Published,
@@ -167,6 +174,7 @@ mod tests {
             is_changed: false,
             changed_at: None,
             changed_by: Vec::new(),
+            approvals: 0,
             owner: owner.map(str::to_owned),
             hash: Some(hash.to_owned()),
         }

@@ -351,6 +351,14 @@ fn accepted(object: &Object, verdict: &Verdict, refused: Option<&str>) -> Said {
                  make spec what GET /v1/export has of it: then the object takes the domain over"
             ),
         ),
+        Verdict::Approvals => Said(
+            false,
+            "Conflicted",
+            format!(
+                "the domain '{domain}' asks for approvals, which objects have none of; have an \
+                 administrator of the control plane set its approvals to 0, or delete the object"
+            ),
+        ),
         Verdict::Due if refused.is_some() => {
             Said(false, "Refused", refused.unwrap_or_default().to_owned())
         }

@@ -50,7 +50,9 @@ async function call(method, path, {body, query, headers, signal, is_background} 
   if (body !== undefined) all["content-type"] = "application/json";
   const text = body === undefined ? undefined : JSON.stringify(body);
   for (let tries = 1; ; tries += 1) {
-    all.authorization = `Bearer ${session.token}`;
+    // Without a token, the browser sends the cookie of the session that it has, if any.
+    if (session.token) all.authorization = `Bearer ${session.token}`;
+    else delete all.authorization;
     const answer = await send(url, {method, headers: all, body: text}, signal);
     signal?.throwIfAborted();
     if (answer?.ok) return answer;
@@ -75,7 +77,7 @@ async function send(url, request, signal) {
   const signals = signal ? [late, signal] : [late];
   try {
     const answer = await fetch(url, {...request, signal: AbortSignal.any(signals),
-      cache: "no-store", credentials: "omit", redirect: "error"});
+      cache: "no-store", credentials: "same-origin", redirect: "error"});
     const text = await answer.text();
     const isJson = (answer.headers.get("content-type") || "").includes("json");
     const {ok, status, headers} = answer;

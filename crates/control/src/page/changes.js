@@ -9,6 +9,7 @@ const chosen_by_hand = new Map();
 
 async function changesView(main, {signal}) {
   fill(main, h("div", {class: "bar"}, h("h2", {tabindex: -1}, "Changes that are not published")));
+  const asked = await approvalsOf(signal);
   const [{domains}, found, {rollouts}] = await Promise.all([get("/v1/domains", null, signal),
     differences({}, signal), get("/v1/rollouts", {limit: PAGE}, signal)]);
   const changed = domains.filter((it) => it.is_changed);
@@ -21,6 +22,7 @@ async function changesView(main, {signal}) {
   const rows = changed.map((it) => changedRow(it, open, found));
   const chosen = chosenDomains(rows, open, signal);
   main.append(...[chosen.section, differencesBox(found)].flat(9).filter((it) => it));
+  if (asked.length) main.append(approvalsSection(asked));
   if (!mayWrite()) return;
   main.append(chosen.checked, ...chosen.forms);
   await chosen.check();
@@ -171,21 +173,23 @@ function publishSection(selection) {
   return section;
 }
 
-async function publish(form, place, {domains, etag}) {
+async function publish(form, place, {domains, etag}, skips_approvals) {
   const reason = reason_typed.trim();
   if (lacksReason(form, reason)) return;
   await busy(form, async () => {
     try {
-      const {body} = await call("POST", "/v1/publish", {body: {domains}, query: {reason},
-        headers: {"if-match": etag}});
+      const {body} = await call("POST", "/v1/publish", {body: {domains}, query: {reason,
+        ...(skips_approvals && {skip_approvals: true})}, headers: {"if-match": etag}});
       reason_typed = "";
       chosen_by_hand.clear();
       published(`Version ${body.version} is published.`, body.version);
     } catch (problem) {
       const isMoved = [409, 412].includes(problem.status);
       const again = () => isMoved ? show() : publish(form, place, {domains, etag});
-      showProblem(place, problem, again);
-      if (isMoved) place.querySelector(".actions button").textContent = "Look at the draft again";
+      const skips = problem.body?.needed && isAdmin() && button("Publish without approvals",
+        () => publish(form, place, {domains, etag}, true), "danger");
+      showProblem(place, problem, again, skips);
+      if (isMoved) place.querySelector(".problem > .actions button").textContent = "Look at the draft again";
     }
   });
 }

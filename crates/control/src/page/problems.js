@@ -5,8 +5,8 @@ const ADVICE = {
   0: ["No answer", "The connection was lost, and the write may or may not have been done. Look at "
     + "its result before you repeat it."],
   400: ["The request was not understood", "This page may be of another release: load it again."],
-  403: ["The token may not do this", "Ask for a token with this access and domain "
-    + "(ratelease-control token create --access write --domains …), then sign out and in again."],
+  403: ["You may not do this", "Ask an administrator for a role or a token with this access and "
+    + "domain, then sign out and in again. Access shows what you may do."],
   404: ["There is no such thing", "It may have been removed meanwhile; go back to the list."],
   409: ["This contradicts the present state", "Nothing was written. Look at what is there now, "
     + "then decide."],

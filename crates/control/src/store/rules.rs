@@ -380,6 +380,8 @@ pub struct DraftDomain {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub changed_by: Vec<String>,
+    /// How many people besides its authors have to approve a draft before it is published.
+    pub approvals: i64,
     /// The object of Kubernetes that defines it, as NAMESPACE/NAME; absent if the database does.
     #[serde(rename = "object", skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
@@ -497,8 +499,8 @@ async fn domain_rows<'e>(
     cells: Vec<Cell>,
 ) -> StoreResult<Vec<(DraftDomain, DraftState)>> {
     let sql = format!(
-        "SELECT {DRAFT_STATE}, name, {DRAFT_RULES}, owner, changed_at, changed_by FROM domains \
-         {condition} ORDER BY name"
+        "SELECT {DRAFT_STATE}, name, {DRAFT_RULES}, owner, changed_at, changed_by, approvals \
+         FROM domains {condition} ORDER BY name"
     );
     let rows = bound(&sql, cells).fetch_all(executor).await?;
     let read = |row: &AnyRow| {
@@ -525,6 +527,7 @@ impl DraftDomain {
             changed_by: serde_json::from_str(&changed_by)?,
             owner: Some(owner).filter(|it| !it.is_empty()),
             hash: state.hash.clone(),
+            approvals: row.try_get(11)?,
         })
     }
 
@@ -578,6 +581,8 @@ impl Write {
         if !owner.is_empty() && self.writer == Writer::Unguarded {
             self.set_owner(domain, None).await?;
         }
+        self.note_draft_author(domain).await?;
+        self.noted.domains.insert(domain.to_owned());
         // A domain keeps its row. One that has it already is counted as well, for so few bytes.
         self.note_kept(domain.len());
         self.note_author(domain, &authors).await

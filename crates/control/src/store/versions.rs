@@ -293,6 +293,7 @@ impl Write {
     ///
     /// # Errors
     /// [`StoreError::Moved`] if the draft of a domain changed since its text was made.
+    /// [`StoreError::NotApproved`] if the domain asks for approvals that it lacks.
     pub async fn publish(
         &mut self,
         texts: &[PublishedText],
@@ -304,6 +305,7 @@ impl Write {
                 return Err(StoreError::Moved(text.domain.clone()));
             }
             let hash = text.hash();
+            self.need_approvals(text, restores.is_some()).await?;
             if self.note_published(&text.domain, text.changed, hash.as_deref()).await? {
                 changes.push((text, hash));
             }
@@ -369,6 +371,7 @@ impl Write {
         hash: Option<&str>,
     ) -> StoreResult<bool> {
         let former = self.published_hash(domain).await?;
+        self.noted.domains.insert(domain.to_owned());
         // If the draft has gone on since a rollout began, only the text is known.
         let sql = "UPDATE domains SET published = $1, hash = $2, published_content = \
                    CASE WHEN changed = $1 AND summed = changed THEN content END, changed_by = \
@@ -452,6 +455,19 @@ impl VersionChange {
 
 // The audit log. The database refuses to edit it.
 
+/// A filter of the audit log.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AuditFilter {
+    /// The domain of the actions.
+    pub domain: Option<String>,
+    /// A text within the author; SQLite ignores its case.
+    pub author: Option<String>,
+    /// The first time, in milliseconds since the Unix epoch.
+    pub since: Option<i64>,
+    /// The end of the time, in milliseconds since the Unix epoch.
+    pub until: Option<i64>,
+}
+
 /// An action.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = ActionView)]
@@ -480,13 +496,38 @@ impl Store {
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn audit(&self, before: i64, limit: usize) -> StoreResult<(Vec<AuditRow>, bool)> {
+    pub async fn audit(
+        &self,
+        filter: &AuditFilter,
+        before: i64,
+        limit: usize,
+    ) -> StoreResult<(Vec<AuditRow>, bool)> {
+        let mut cells = vec![Cell::Int(before)];
+        let mut from = "audit WHERE number < $1".to_owned();
+        let mut add = |condition: &str, cell: Cell| {
+            cells.push(cell);
+            from.push_str(&condition.replace("$0", &format!("${}", cells.len())));
+        };
+        if let Some(domain) = &filter.domain {
+            let of = " AND number IN (SELECT action FROM audit_domains WHERE domain = $0)";
+            add(of, Cell::Text(domain.clone()));
+        }
+        if let Some(author) = &filter.author {
+            let escaped = author.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
+            add(" AND author LIKE $0 ESCAPE '\\'", Cell::Text(format!("%{escaped}%")));
+        }
+        if let Some(since) = filter.since {
+            add(" AND at >= $0", Cell::Int(since));
+        }
+        if let Some(until) = filter.until {
+            add(" AND at < $0", Cell::Int(until));
+        }
         let query = PageQuery {
             columns: "number, at, author, action, subject, reason",
-            from: "audit WHERE number < $1".to_owned(),
+            from,
             order: "number DESC",
             texts: &["subject", "reason"],
-            cells: vec![Cell::Int(before)],
+            cells,
             limit,
         };
         let (rows, has_more) = query.fetch(&self.pool).await?;
@@ -499,8 +540,10 @@ impl Store {
 impl Write {
     /// Adds to the audit log what this write does.
     pub async fn note_action(&mut self, action: &str, subject: &str) -> StoreResult<()> {
+        let number = self.take_numbers(1).await?;
+        self.noted.actions.push(number);
         let row = vec![
-            Cell::Int(self.take_numbers(1).await?),
+            Cell::Int(number),
             Cell::Int(self.at),
             Cell::Text(self.author.name.clone()),
             Cell::Text(action.to_owned()),
@@ -518,6 +561,7 @@ impl Write {
         version: i64,
     ) -> StoreResult<()> {
         let domains: Vec<_> = rollout.domains.iter().map(|it| &*it.domain).collect();
+        self.noted.domains.extend(domains.iter().map(|it| (*it).to_owned()));
         let id = rollout.id;
         let domains = domains.join(", ");
         let subject = format!("{id}: {domains}: {}, version {version}", rollout.choice);
