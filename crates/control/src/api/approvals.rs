@@ -102,6 +102,7 @@ async fn list(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<Approv
 async fn approve(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response, Ending> {
     let ApprovalInput { domain } = call.json()?;
     call.caller.need_domain(&domain)?;
+    call.matches_exactly("")?; // without the header the request is refused at once
     let mut write = call.begin(&app).await?;
     let is_changed = write.draft_state(&domain).await?.0;
     let found = write.approvals(&domain).await?.filter(|_| is_changed);

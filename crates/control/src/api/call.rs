@@ -407,6 +407,11 @@ async fn read_body(
 
 /// Reads JSON; an error names the field.
 fn from_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    // The reader would take a list for an object, by the order of the fields.
+    if bytes.trim_ascii_start().starts_with(b"[") {
+        let fault = FieldFault::of("body", "expected an object, found a list".to_owned());
+        return Err(Problem::faults("the body has another form than expected", vec![fault]));
+    }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let read = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let field = match error.path().to_string() {

@@ -143,7 +143,8 @@ async fn start(
     responses((status = 204, description = "The session has ended"), CommonProblems))]
 async fn sign_out(State(app): State<Arc<App>>, caller: Caller) -> Result<Response, Problem> {
     let Some((session, provider)) = caller.session.as_ref().zip(app.provider.as_ref()) else {
-        return Err(Problem::malformed("there is no session; a token does not sign out"));
+        let detail = "there is no session; a token does not sign out";
+        return Err(Problem::conflict("no-session", detail));
     };
     let author = Author { name: caller.name.clone(), reason: String::new() };
     let mut write = app.store.begin_of_token(&author).await?;

@@ -137,7 +137,10 @@ async fn list(
 fn place(text: &str) -> Result<(i64, String), Problem> {
     let place = text.split_once('.').and_then(|(at, id)| Some((at.parse().ok()?, id.to_owned())));
     let place = place.filter(|(_, id)| !id.contains('\0'));
-    place.ok_or_else(|| Problem::malformed("'before': expected 'next' of the page before"))
+    place.ok_or_else(|| {
+        let expected = "expected the 'next' value of the previous page".to_owned();
+        Problem::faults("the page cannot be found", vec![FieldFault::of("before", expected)])
+    })
 }
 
 /// Make a token
