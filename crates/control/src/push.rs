@@ -8,13 +8,14 @@
 //!                                                   └▶ fleet ─▶ database: what pods deny
 //! ```
 //! `service` is the port, and `connections` what the streams of one connection share; `selection`
-//! says which domains a pod may have.
+//! says which domains a pod may have, and `deliveries` bounds the responses on their way.
 //!
 //! Pods report hits and hot keys (LRS); a rollout ends if too much is denied. A pod gets
 //! a set when what it would get differs from what it has, and the next one when it has answered
 //! that one.
 
 mod connections;
+mod deliveries;
 mod fleet;
 mod load_reports;
 mod published;

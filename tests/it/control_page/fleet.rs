@@ -24,6 +24,50 @@ async fn ask(pod: &Ratelease, user: &str) {
     client.send("POST", "/json", &[], body).await.unwrap();
 }
 
+/// Pods of a fleet, of which one hangs.
+const PODS: usize = 20;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_hangs_is_one_row_and_behind() {
+    let control = Control::start().await;
+    let rule = |value| {
+        let limit = json!({"unit": "year", "requests_per_unit": 5});
+        let entries = json!([{"key": "user_id", "value": value}]);
+        json!({"domain": "shop", "entries": entries, "rate_limit": limit})
+    };
+    control.call("POST", "/v1/rules?publish=true", &rule("a")).await;
+    let pods: Vec<_> = (0..PODS).map(|at| pod(&control, &format!("pod-{at:02}"), &[])).collect();
+    for (pod, _) in &pods {
+        pod.ready().await;
+    }
+    let mut browser = opened(&control).await;
+    go(&mut browser, "#/pods", "Pods").await;
+    let runs = |count: usize, version: u32| {
+        contains("#pods-summary", &format!("{count} of {PODS} pods run version {version}"))
+    };
+    browser.until(&runs(PODS, 1), &true.into()).await;
+    let hangs = &pods[7].0;
+    hangs.process.signal("STOP");
+    control.call("POST", "/v1/rules?publish=true", &rule("b")).await;
+    browser.until(&runs(PODS - 1, 2), &true.into()).await;
+    // Node, state, and the versions that it runs and was sent.
+    let rows = "[...document.querySelectorAll('#pods table tbody tr')]\
+                .map((row) => [...row.cells].map((it) => it.textContent).slice(0, 4))\
+                .filter((row) => row[0].startsWith('pod-'))";
+    let shown = browser.evaluate(rows).await;
+    let shown = shown.as_array().unwrap();
+    assert_eq!(shown.len(), PODS, "{shown:?}");
+    let behind: Vec<_> = shown.iter().filter(|row| row[1] != "● current").collect();
+    assert_eq!(behind, [&json!(["pod-07", "◆ behind", "1", "2"])]);
+    hangs.process.signal("CONT");
+    browser.until(&runs(PODS, 2), &true.into()).await;
+    assert_eq!(browser.complaints(), Vec::<&serde_json::Value>::new());
+    browser.close().await;
+    for (pod, _dir) in pods {
+        assert_eq!(pod.stop().await, 0);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_fleet_is_shown_with_what_it_denies_and_its_hottest_keys() {
     let control = Control::start().await;

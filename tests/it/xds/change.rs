@@ -56,7 +56,17 @@ impl Shape {
             }
         };
         let resources = (0..self.domains).map(resource);
-        resources.chain((self.type_url == CONFIG_TYPE).then(load_rules)).collect()
+        resources.chain([self.load_rules()]).collect()
+    }
+
+    /// The rules of [`load`].
+    fn load_rules(self) -> Any {
+        if self.type_url == CONFIG_TYPE {
+            return load_rules();
+        }
+        let yaml = "domain: shop\ndescriptors:\n- key: user_id\n  rate_limit: {unit: year, \
+                    requests_per_unit: 4000000000}\n";
+        any(RULES_TYPE, &Rules { name: "shop".into(), yaml: yaml.into() })
     }
 
     /// Whether the rule has the other limit: the answer tells the limit.
@@ -130,17 +140,19 @@ struct Scene {
 impl Scene {
     async fn start(shape: Shape) -> Self {
         let server = XdsServer::start().await;
-        server.set("load", vec![load_rules()]);
-        server.set_of(RULES_TYPE, "none", Vec::new());
+        server.set_of(shape.type_url, "load", vec![shape.load_rules()]);
         let kept = tempfile::tempdir().unwrap();
         let snapshot = kept.path().join("snapshot");
-        let env =
-            [("CONFIG_GRPC_XDS_RATELEASE", "true"), ("RULES_SNAPSHOT", snapshot.to_str().unwrap())];
+        let own_rules = if shape.type_url == RULES_TYPE { "true" } else { "false" };
+        let env = [
+            ("CONFIG_GRPC_XDS_RATELEASE", own_rules),
+            ("RULES_SNAPSHOT", snapshot.to_str().unwrap()),
+        ];
         let (pod, dir) = spawn(&server.addr.to_string(), &env);
         pod.ready().await;
         // The set that made it ready is counted after it is in force.
-        let accepted = async || pod.count("xds_accepted") == 2;
-        pod.process.until("accepting the first sets", SOON, accepted).await;
+        let accepted = async || pod.count("xds_accepted") == 1;
+        pod.process.until("accepting the first set", SOON, accepted).await;
         let mut scene = Self { server, pod, shape, version: 0, _dirs: [kept, dir] };
         scene.change(u64::MAX).await;
         scene

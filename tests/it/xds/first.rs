@@ -20,7 +20,7 @@ use crate::support::now;
 use crate::support::ports::free_port;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::{Connection, request_of_entry};
-use crate::support::xds_server::{CONFIG_TYPE, RULES_TYPE, XdsServer, any, config};
+use crate::support::xds_server::{RULES_TYPE, XdsServer, any};
 
 /// The number of starts of each kind, and without the variable.
 const STARTS: (&str, usize) = ("RATELEASE_STARTS", 2);
@@ -166,9 +166,8 @@ fn rules(unit: &str) -> Any {
     any(RULES_TYPE, &Rules { name: "shop".into(), yaml })
 }
 
-/// As a control plane: the type that says less is empty.
+/// Has the server send good rules.
 fn put(server: &XdsServer) {
-    server.set("1", Vec::new());
     server.set_of(RULES_TYPE, "r1", vec![rules("year")]);
 }
 
@@ -203,46 +202,40 @@ async fn check(kind: &str, start: impl AsyncFn() -> Answers) {
 }
 
 #[tokio::test]
-async fn a_server_that_has_both_sets_is_followed_at_once() {
+async fn a_server_that_has_rules_is_followed_at_once() {
     let server = XdsServer::start().await;
     put(&server);
-    check("both sets", async || Start::new(server.addr, &[]).end().await).await;
+    check("rules at once", async || Start::new(server.addr, &[]).end().await).await;
 }
 
 #[tokio::test]
-async fn a_server_that_sends_one_set_after_the_other_is_waited_for() {
-    for first in [CONFIG_TYPE, RULES_TYPE] {
-        check("slow", async || {
-            let server = XdsServer::start().await;
-            let second = match first {
-                CONFIG_TYPE => {
-                    server.set("1", Vec::new());
-                    RULES_TYPE
-                }
-                _ => {
-                    server.set_of(RULES_TYPE, "r1", vec![rules("year")]);
-                    CONFIG_TYPE
-                }
-            };
-            let start = Start::new(server.addr, &[]);
-            start.decides_nothing().await;
-            assert_eq!(start.pod.status()["rules"]["xds"]["missing"], serde_json::json!([second]));
-            put(&server);
-            start.end().await
-        })
-        .await;
-    }
+async fn a_server_that_sends_another_type_first_is_waited_for() {
+    check("slow", async || {
+        let server = XdsServer::start().await;
+        let start = Start::new(server.addr, &[]);
+        let asks = async || !server.requests().is_empty();
+        start.pod.process.until("asking for rules", SOON, asks).await;
+        server.set("1", Vec::new());
+        start.decides_nothing().await;
+        let xds = start.pod.status()["rules"]["xds"].clone();
+        assert_eq!((&xds["type"], &xds["accepted"]), (&RULES_TYPE.into(), &0.into()));
+        let why = xds["last_failure"].as_str().unwrap_or_default();
+        assert!(why.contains("CONFIG_GRPC_XDS_RATELEASE"), "{xds}");
+        put(&server);
+        start.end().await
+    })
+    .await;
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_and_one_that_restarts_between_two_sets_are_waited_for() {
+async fn a_server_that_is_away_or_restarts_is_waited_for() {
     check("away, then restarted", async || {
         let at = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
         let start = Start::new(at, &[]);
         start.decides_nothing().await;
         let server = XdsServer::start_at(at).await;
-        server.set("1", Vec::new());
-        server.accepted("1").await;
+        let asks = async || !server.requests().is_empty();
+        start.pod.process.until("asking for rules", SOON, asks).await;
         server.end_streams();
         start.decides_nothing().await;
         put(&server);
@@ -252,16 +245,15 @@ async fn a_server_that_is_away_and_one_that_restarts_between_two_sets_are_waited
 }
 
 #[tokio::test]
-async fn a_first_set_that_is_refused_is_no_half_of_the_rules() {
+async fn a_first_set_that_is_refused_is_no_rules() {
     check("refused", async || {
         let server = XdsServer::start().await;
         server.set_of(RULES_TYPE, "r0", vec![rules("eon")]);
-        server.set("1", vec![config("other", "other", &[("user", 1)])]);
         let start = Start::new(server.addr, &[]);
-        start.decides_nothing().await;
         assert!(server.answer_to("nonce-r0").await.1.is_some(), "a refusal");
-        server.accepted("1").await;
-        start.decides_nothing().await;
+        tokio::time::sleep(SLOW).await; // for what must not happen
+        let answers = start.asker.answers.lock().decided_after;
+        assert!(answers.is_none(), "{answers:?}");
         put(&server);
         start.end().await
     })
@@ -284,11 +276,11 @@ async fn with_a_snapshot_a_pod_limits_at_once_whatever_the_server_does() {
         Start::new(nobody, &env).end().await
     })
     .await;
-    check("a snapshot, one set", async || {
-        let half = XdsServer::start().await;
-        half.set("1", Vec::new());
-        let start = Start::new(half.addr, &env);
-        half.accepted("1").await;
+    check("a snapshot, no set", async || {
+        let without = XdsServer::start().await;
+        let start = Start::new(without.addr, &env);
+        let asks = async || !without.requests().is_empty();
+        start.pod.process.until("asking for rules", SOON, asks).await;
         tokio::time::sleep(Duration::from_secs(3)).await; // for what must not happen
         start.end().await
     })
@@ -296,9 +288,8 @@ async fn with_a_snapshot_a_pod_limits_at_once_whatever_the_server_does() {
 }
 
 #[tokio::test]
-async fn that_there_are_no_rules_counts_once_it_was_said_for_each_type() {
+async fn that_there_are_no_rules_counts_once_it_was_said() {
     let server = XdsServer::start().await;
-    server.set("1", Vec::new());
     let start = Start::new(server.addr, &[]);
     start.decides_nothing().await;
     server.set_of(RULES_TYPE, "r1", Vec::new());

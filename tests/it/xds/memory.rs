@@ -26,13 +26,13 @@ const DEBUG_BYTES: usize = if cfg!(debug_assertions) { 18 << 20 } else { 0 };
 const OWN_RULES: (&str, &str) = ("CONFIG_GRPC_XDS_RATELEASE", "true");
 
 /// Starts a pod in a group of its own with the chart's limit.
-async fn pod(server: &str) -> (MemoryGroup, Ratelease, Connection, TempDir) {
+async fn pod(server: &str, env: &[(&str, &str)]) -> (MemoryGroup, Ratelease, Connection, TempDir) {
     let group = MemoryGroup::make(LIMIT + DEBUG_BYTES).expect("root, and control groups");
     let none = dir_of(&[]);
     let binary = std::env::var_os("RATELEASE_BIN").unwrap_or_else(|| BINARY.into());
     let mut command = group.command(binary);
     command.args(["serve", "--rules"]).arg(none.path());
-    let pod = spawn_with(command, server, &[OWN_RULES]);
+    let pod = spawn_with(command, server, env);
     pod.ready().await;
     let connection = Connection::open(pod.grpc).await;
     (group, pod, connection, none)
@@ -41,6 +41,11 @@ async fn pod(server: &str) -> (MemoryGroup, Ratelease, Connection, TempDir) {
 fn rules(domain: &str, list: &str) -> Any {
     let yaml = format!("domain: {domain}\ndescriptors:\n{list}").into();
     any(RULES_TYPE, &RulesResource { name: domain.to_owned(), yaml })
+}
+
+/// A limit that no test reaches, of `user` in the domain `shop`.
+fn shop_rules() -> Any {
+    rules("shop", "- {key: user, rate_limit: {unit: year, requests_per_unit: 1000000}}\n")
 }
 
 /// A field of protocol buffers.
@@ -60,9 +65,8 @@ fn crafted(descriptor: &[u8]) -> Any {
 #[tokio::test]
 async fn rules_that_need_more_memory_than_a_pod_has_are_refused_and_the_last_ones_stay() {
     let server = XdsServer::start().await;
-    server.set("1", vec![shop()]);
-    server.set_of(RULES_TYPE, "1", vec![rules("b", "- key: k\n")]);
-    let (group, pod, connection, _dir) = pod(&server.addr.to_string()).await;
+    server.set_of(RULES_TYPE, "1", vec![shop_rules(), rules("b", "- key: k\n")]);
+    let (group, pod, connection, _dir) = pod(&server.addr.to_string(), &[OWN_RULES]).await;
     server.accepted("1").await;
     let flat: String = (0..200_000).map(|at| format!("- key: k{at:05}\n")).collect();
     let json: String = (0..60_000).map(|at| format!("{{key: k{at:05}}},")).collect();
@@ -70,7 +74,7 @@ async fn rules_that_need_more_memory_than_a_pod_has_are_refused_and_the_last_one
     for (version, list) in
         [("2", flat), ("3", format!("  [{json}]\n")), ("4", wild), ("5", "x".repeat(14 << 20))]
     {
-        server.set_of(RULES_TYPE, version, vec![rules("b", &list)]);
+        server.set_of(RULES_TYPE, version, vec![shop_rules(), rules("b", &list)]);
         // An unoptimized build takes a while for them.
         let before = version.parse::<u64>().unwrap() - 1;
         // What is refused for now is tried again meanwhile.
@@ -84,7 +88,7 @@ async fn rules_that_need_more_memory_than_a_pod_has_are_refused_and_the_last_one
         assert!(message.contains("MiB of memory") || version > "3", "{message}");
         assert!(has_limit(&connection, "shop", "user").await);
     }
-    server.set_of(RULES_TYPE, "6", vec![rules("b", "- key: k2\n")]);
+    server.set_of(RULES_TYPE, "6", vec![shop_rules(), rules("b", "- key: k2\n")]);
     server.accepted("6").await;
     assert_eq!(pod.stop().await, 0);
 }
@@ -93,9 +97,8 @@ async fn rules_that_need_more_memory_than_a_pod_has_are_refused_and_the_last_one
 async fn rules_that_were_refused_for_lack_of_memory_are_in_force_once_there_is_enough() {
     let list: String = (0..60_000).map(|at| format!("- key: k{at:05}\n")).collect();
     let server = XdsServer::start().await;
-    server.set("1", vec![shop()]);
-    server.set_of(RULES_TYPE, "1", vec![rules("b", "- key: k\n")]);
-    let (pushed_to, pushed, connection, _none) = pod(&server.addr.to_string()).await;
+    server.set_of(RULES_TYPE, "1", vec![shop_rules(), rules("b", "- key: k\n")]);
+    let (pushed_to, pushed, connection, _none) = pod(&server.addr.to_string(), &[OWN_RULES]).await;
     server.accepted("1").await;
     let reading = MemoryGroup::make(LIMIT + DEBUG_BYTES).expect("root, and control groups");
     let dir = dir_of(&[("b.yaml", "domain: b\ndescriptors:\n- key: k\n")]);
@@ -108,7 +111,7 @@ async fn rules_that_were_refused_for_lack_of_memory_are_in_force_once_there_is_e
     for group in [&pushed_to, &reading] {
         group.limit(LIMIT / 4 + DEBUG_BYTES).unwrap();
     }
-    server.set_of(RULES_TYPE, "2", vec![rules("b", &list)]);
+    server.set_of(RULES_TYPE, "2", vec![shop_rules(), rules("b", &list)]);
     std::fs::write(dir.path().join("b.yaml"), format!("domain: b\ndescriptors:\n{list}")).unwrap();
     for pod in [&pushed, &reader] {
         let refused = async || pod.status()["rules"]["loads_failed"].as_u64() > Some(0);
@@ -140,9 +143,7 @@ async fn rules_that_were_refused_for_lack_of_memory_are_in_force_once_there_is_e
 async fn messages_that_would_fill_the_memory_of_a_pod_are_refused_before_they_are_decoded() {
     let server = XdsServer::start().await;
     server.set("1", vec![shop()]);
-    // A pod decides once it has a set of each type.
-    server.set_of(RULES_TYPE, "r1", Vec::new());
-    let (group, pod, connection, _dir) = pod(&server.addr.to_string()).await;
+    let (group, pod, connection, _dir) = pod(&server.addr.to_string(), &[]).await;
     server.accepted("1").await;
     let replaces = |count| crafted(&field(3, &field(5, &[]).repeat(count)));
     let list = |count| field(6, &field(1, &[]).repeat(count));
@@ -192,7 +193,7 @@ async fn the_largest_set_that_can_be_published_is_loaded_and_replaced_in_the_mem
     }
     println!("{good} rules in each of 4 domains are published, {bad} are not");
     assert!(good > 2000, "{good}");
-    let (group, pod, connection, _dir) = pod(&control.pods.to_string()).await;
+    let (group, pod, connection, _dir) = pod(&control.pods.to_string(), &[OWN_RULES]).await;
     for limit in [6, 7] {
         let (status, answer) = control.publish(&files(good, limit)).await;
         assert_eq!(status, 200, "{answer}");

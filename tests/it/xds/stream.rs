@@ -148,19 +148,18 @@ async fn without_a_server_the_rules_of_the_snapshot_are_in_force() {
 }
 
 #[tokio::test]
-async fn rule_files_ride_on_the_same_stream_if_that_is_asked_for() {
+async fn rule_files_are_the_rules_if_that_is_asked_for() {
     let server = XdsServer::start().await;
     let yaml = "domain: own\ndescriptors:\n- key: user\n  rate_limit:\n    unit: year\n    \
                 requests_per_unit: 9\n    algorithm: sliding_log\n";
     let rules = Rules { name: "own.yaml".into(), yaml: yaml.into() };
     server.set_of(RULES_TYPE, "r1", vec![any(RULES_TYPE, &rules)]);
-    server.set("1", vec![shop()]);
     let env = [("CONFIG_GRPC_XDS_RATELEASE", "true")];
     let (pod, connection, _dir) = pod(&server, &env).await;
-    server.accepted("1").await;
     server.accepted("r1").await;
     assert!(has_limit(&connection, "own", "user").await);
-    assert!(has_limit(&connection, "shop", "user").await);
+    let asked = server.requests();
+    assert!(asked.iter().all(|it| it.type_url == RULES_TYPE), "{asked:?}");
     let bad = Rules { yaml: yaml.replace("year", "eon"), ..rules };
     server.set_of(RULES_TYPE, "r2", vec![any(RULES_TYPE, &bad)]);
     let (version, refusal) = server.answer_to(&nonce("r2")).await;

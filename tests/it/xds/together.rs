@@ -1,14 +1,15 @@
-//! Both types of resources on one stream, and what a snapshot held of them.
+//! The type of resources that a pod asks for, snapshots of the other type, and sets that are refused
+//! again and again.
 
 use crate::support::raw_grpc::Connection;
-use crate::support::xds_server::{CONFIG_TYPE, RULES_TYPE, XdsServer, any, config};
+use crate::support::xds_server::{CONFIG_TYPE, RULES_TYPE, XdsServer, any, config, response};
 
 use super::stream::Rules;
 use tonic::Code;
 
 use super::{SOON, call, has_limit, pod, pod_with, shop, spawn};
 
-const BOTH: (&str, &str) = ("CONFIG_GRPC_XDS_RATELEASE", "true");
+const OWN_RULES: (&str, &str) = ("CONFIG_GRPC_XDS_RATELEASE", "true");
 
 /// A rule file of this name and domain.
 fn rules(name: &str, domain: &str) -> envoy_types::pb::google::protobuf::Any {
@@ -20,80 +21,54 @@ fn rules(name: &str, domain: &str) -> envoy_types::pb::google::protobuf::Any {
 }
 
 #[tokio::test]
-async fn a_domain_may_move_from_one_type_to_the_other() {
+async fn an_unasked_type_is_ignored_and_named_in_the_log() {
     let server = XdsServer::start().await;
     server.set("1", vec![config("a", "a", &[("user", 1_000_000)])]);
-    server.set_of(RULES_TYPE, "r1", Vec::new());
-    let (pod, connection, _dir) = pod(&server, &[BOTH]).await;
-    server.accepted("1").await;
-    server.accepted("r1").await;
-    // It leaves the one type, where it stays for a while, and comes with the other.
-    server.set("2", Vec::new());
-    server.accepted("2").await;
-    server.set_of(RULES_TYPE, "r2", vec![rules("a", "a")]);
-    server.accepted("r2").await;
-    assert!(has_limit(&connection, "a", "user").await);
-    assert_eq!(pod.status()["rules"]["count"], 1);
-    assert_eq!(pod.stop().await, 0);
-}
-
-/// xDS gives no order between types: a server that moves a domain may send the type that it moves
-/// to first. It may send a refused set again, or not.
-#[tokio::test]
-async fn a_domain_that_comes_with_one_type_before_it_leaves_the_other_stays_limited() {
-    for resends in [false, true] {
-        let server = XdsServer::start().await;
-        if resends {
-            server.resend_refused();
+    server.set_of(RULES_TYPE, "r1", vec![rules("b", "b")]);
+    let types = [CONFIG_TYPE, RULES_TYPE].map(|it| it.rsplit('/').next().unwrap());
+    for (env, version, [has, has_not], [asked, other]) in [
+        (&[][..], "1", ["a", "b"], types),
+        (&[OWN_RULES][..], "r1", ["b", "a"], [types[1], types[0]]),
+    ] {
+        let (pod, connection, _dir) = pod(&server, env).await;
+        server.accepted(version).await;
+        for unasked in [CONFIG_TYPE, RULES_TYPE] {
+            server.send(&response(unasked, "9", Vec::new()));
         }
-        server.set("1", vec![config("a", "a", &[("user", 1_000_000)])]);
-        server.set_of(RULES_TYPE, "r1", Vec::new());
-        let (pod, connection, _dir) = pod(&server, &[BOTH]).await;
-        server.accepted("1").await;
-        server.accepted("r1").await;
-        server.set_of(RULES_TYPE, "r2", vec![rules("a", "a")]);
-        let (version, refusal) = server.answer_to("nonce-r2").await;
-        assert_eq!((&*version, refusal.is_some()), ("r1", true), "two sets have the domain");
-        server.set("2", Vec::new());
-        server.accepted("2").await;
-        let is_accepted = async || server.answer_to("nonce-r2").await == ("r2".to_owned(), None);
-        pod.process.until("accepting what was refused", SOON, is_accepted).await;
-        tokio::time::sleep(std::time::Duration::from_secs(3)).await; // for what must not happen
-        assert!(has_limit(&connection, "a", "user").await);
-        assert_eq!(pod.status()["rules"]["count"], 1);
-        assert_eq!(pod.status()["rules"]["last_fault"], serde_json::Value::Null);
+        let why = format!(
+            "the server sent resources of the type {other}, which are ignored: this pod asks for \
+             {asked} alone (CONFIG_GRPC_XDS_RATELEASE chooses the type)"
+        );
+        pod.logs(&why).await;
+        assert!(has_limit(&connection, has, "user").await, "it stays for a while");
+        assert!(!has_limit(&connection, has_not, "user").await);
+        assert_eq!(
+            pod.status()["rules"]["xds"]["type"].as_str().unwrap().rsplit('/').next(),
+            Some(asked)
+        );
         assert_eq!(pod.stop().await, 0);
     }
 }
 
 #[tokio::test]
-async fn a_set_of_one_type_takes_nothing_of_the_other_that_a_snapshot_held() {
+async fn a_snapshot_of_the_other_type_serves_until_the_first_set() {
     let server = XdsServer::start().await;
     server.set("1", vec![config("a", "a", &[("user", 1_000_000)])]);
-    server.set_of(RULES_TYPE, "r1", vec![rules("b", "b")]);
     let kept = tempfile::tempdir().unwrap();
     let path = kept.path().join("snapshot");
-    let env = [BOTH, ("RULES_SNAPSHOT", path.to_str().unwrap())];
-    let (first, ..) = pod(&server, &env).await;
-    server.accepted("1").await;
-    server.accepted("r1").await;
-    let domains = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).matches("domain:").count();
-    let written = async || std::fs::read(&path).is_ok_and(|bytes| domains(bytes) == 2);
+    let snapshot = ("RULES_SNAPSHOT", path.to_str().unwrap());
+    let (first, ..) = pod(&server, &[snapshot]).await;
+    let written = async || path.exists();
     first.process.until("writing the snapshot", SOON, written).await;
     assert_eq!(first.stop().await, 0);
-    // A server that was restarted, and has only one of the sets so far.
-    let restarted = XdsServer::start().await;
-    restarted.set("1", vec![config("a", "a", &[("user", 1_000_000)])]);
-    let (pod, connection, _dir) = pod(&restarted, &env).await;
-    restarted.accepted("1").await;
-    tokio::time::sleep(std::time::Duration::from_secs(3)).await; // for what must not happen
-    for domain in ["a", "b"] {
-        assert!(has_limit(&connection, domain, "user").await, "{domain}");
-    }
-    restarted.set_of(RULES_TYPE, "r1", Vec::new());
-    restarted.accepted("r1").await;
-    let is_gone = async || !has_limit(&connection, "b", "user").await;
-    pod.process.until("dropping what the server does not send", SOON, is_gone).await;
+    // The same pod now asks for rule files, which the server does not have yet.
+    let other = XdsServer::start().await;
+    let (pod, connection, _dir) = pod(&other, &[snapshot, OWN_RULES]).await;
+    assert!(has_limit(&connection, "a", "user").await);
+    other.set_of(RULES_TYPE, "r1", vec![rules("b", "b")]);
+    other.accepted("r1").await;
+    assert!(has_limit(&connection, "b", "user").await);
+    assert!(!has_limit(&connection, "a", "user").await);
     assert_eq!(pod.stop().await, 0);
 }
 

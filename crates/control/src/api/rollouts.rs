@@ -20,15 +20,16 @@ use super::call::{
     page_size,
 };
 use super::publish::{
-    ATTEMPTS_MAX, Approved, Selection, approve_end, approve_rollout, check_drafts, compile_all,
-    hide_reason, published, under_way,
+    ATTEMPTS_MAX, Approved, Checked, Selection, approve_end, approve_rollout, check_drafts,
+    compile_all, hide_reason, published, under_way,
 };
 use crate::auth::Caller;
-use crate::document::{FieldFault, difference, shadow};
+use crate::document::{Document, FieldFault, difference, shadow};
 use crate::store::{
     Bound, Choice, CountKey, HitCount, LABEL_BYTES_MAX, NewRollout, PodRow, PublishedText, Rollout,
     RolloutStep, Stage, StepHits, Store, StoreError, Write,
 };
+use crate::work::heavy;
 
 /// Maximum number of domains of a rollout: a pod reports 1000, and in the stage `shadow` each of
 /// these has candidate rules.
@@ -75,6 +76,8 @@ pub fn long_calls() -> Router<Arc<App>> {
 async fn begin(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response, Ending> {
     let RolloutInput { domains, pods, stage, bound } = call.json()?;
     let (choice, bound) = checked(pods, bound)?;
+    // Before the turn, so that no others wait while a draft that is too large compiles.
+    check_drafts(&app, &call.caller, Selection { domains: domains.clone() }).await?;
     app.take_publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
         let selection = Selection { domains: domains.clone() };
@@ -293,16 +296,18 @@ async fn texts(
     let checked = check_drafts(app, caller, selection).await?;
     let etag = checked.etag();
     let before = published(app, &checked.documents).await?;
-    let mut drafts = Vec::new();
-    let mut shadows = Vec::new();
-    let mut changed = Vec::new();
-    for ((after, before), text) in checked.documents.iter().zip(&before).zip(checked.texts) {
-        if !difference(before, after).is_empty() {
-            shadows.push(shadow(before, after));
-            changed.push(text.changed);
-            drafts.push(text);
-        }
-    }
+    let Checked { texts, documents, .. } = checked;
+    let shadows = heavy(move |_| -> Vec<_> {
+        let pairs = documents.iter().zip(&before);
+        let shadow = |(after, before): (&Document, &Document)| {
+            (!difference(before, after).is_empty()).then(|| shadow(before, after))
+        };
+        pairs.map(shadow).collect()
+    });
+    let differing = texts.into_iter().zip(shadows.await?);
+    let differing = differing.filter_map(|(text, shadow)| Some((text, shadow?)));
+    let (drafts, shadows): (Vec<_>, Vec<_>) = differing.unzip();
+    let changed = drafts.iter().map(|it| it.changed).collect();
     if drafts.is_empty() || drafts.len() > DOMAINS_MAX {
         let count = drafts.len();
         let detail = format!(
@@ -659,20 +664,16 @@ async fn hits(store: &Store, version: i64) -> Result<(StepHits, Option<String>),
 // === impl PodGroups ===
 
 impl PodGroups {
-    /// Counts pods. A pod has a row for each type of resources.
+    /// Counts pods, each of which has one row.
     fn of(rows: &[PodRow], rollout: i64, version: i64) -> Self {
-        let mut pods = BTreeMap::<(&str, &str), Vec<&PodRow>>::new();
-        for row in rows {
-            pods.entry((&row.replica, &row.peer)).or_default().push(row);
-        }
         let mut groups = Self::default();
-        for rows in pods.values() {
-            let is_chosen = rows.iter().any(|row| row.chosen_by == rollout);
+        for row in rows {
+            let is_chosen = row.chosen_by == rollout;
             let group = if is_chosen { &mut groups.chosen } else { &mut groups.others };
             group.connected += 1;
-            group.current += usize::from(rows.iter().all(|row| row.accepted >= version));
-            group.refused += usize::from(rows.iter().any(|row| row.refused >= version));
-            group.without_reports += usize::from(rows.iter().all(|row| !row.reports));
+            group.current += usize::from(row.accepted >= version);
+            group.refused += usize::from(row.refused >= version);
+            group.without_reports += usize::from(!row.reports);
         }
         groups
     }
@@ -775,13 +776,13 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_counted_once_and_by_what_they_were_sent() {
-        let rows = [row("a", "1", 7, 9), row("a", "1", 7, 9), row("b", "2", 0, 9)];
+    fn pods_are_counted_by_what_they_were_sent() {
+        let rows = [row("a", "1", 7, 9), row("b", "2", 0, 9)];
         let PodGroups { chosen, others } = PodGroups::of(&rows, 7, 9);
         assert_eq!((chosen.connected, chosen.current, chosen.without_reports), (1, 1, 0));
         assert_eq!((others.connected, others.current, others.without_reports), (1, 1, 1));
-        let behind = PodGroups::of(&[row("a", "1", 7, 9), row("a", "1", 7, 8)], 7, 9);
-        assert_eq!(behind.chosen.current, 0, "one of its types is behind");
+        let behind = PodGroups::of(&[row("a", "1", 7, 8)], 7, 9);
+        assert_eq!((behind.chosen.connected, behind.chosen.current), (1, 0));
         assert_eq!(PodGroups::of(&rows, 8, 9).chosen.connected, 0, "chosen by another rollout");
     }
 
@@ -839,7 +840,7 @@ mod tests {
 
     #[test]
     fn an_id_of_several_pods_is_found() {
-        assert_eq!(shared_id(&[row("a", "1", 0, 0), row("a", "1", 0, 0)]), None);
+        assert_eq!(shared_id(&[row("a", "1", 0, 0)]), None);
         assert_eq!(shared_id(&[row("a", "1", 0, 0), row("b", "2", 0, 0)]), None);
         let (one, other) = (row("a", "1", 0, 0), row("a", "2", 0, 0));
         assert_eq!(shared_id(&[one.clone(), other.clone()]), Some("a"));

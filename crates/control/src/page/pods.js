@@ -31,41 +31,28 @@ async function allPods(signal) {
   return found;
 }
 
-// Streams of one pod for both types are one line if they say the same.
-function folded(pods) {
-  const lines = new Map();
-  for (const {type, ...rest} of pods) {
-    const {node, peer, accepted, refused, fault} = rest;
-    const key = JSON.stringify([node, peer, accepted, refused, fault]);
-    const name = type.split(".").at(-1), known = lines.get(key);
-    lines.set(key, {...rest, types: known ? [...known.types, name] : [name]});
-  }
-  return [...lines.values()];
-}
-
 function showPods(summary, list, {version, pods}, rollout, denied) {
-  const lines = folded(pods);
-  const running = lines.filter((it) => !it.refused && it.accepted === version).length;
-  const refused = lines.filter((it) => it.refused).length;
-  summary.textContent = lines.length ? `${running} of ${plural(lines.length, "pod")} `
+  const running = pods.filter((it) => !it.refused && it.accepted === version).length;
+  const refused = pods.filter((it) => it.refused).length;
+  summary.textContent = pods.length ? `${running} of ${plural(pods.length, "pod")} `
     + `${running === 1 ? "runs" : "run"} version ${version}`
     + `${refused ? `; ${refused} refused it` : ""}` : "No pod is connected.";
-  summary.className = refused ? "bad" : running === lines.length && running ? "good" : "warn";
-  if (!lines.length) return fill(list);
+  summary.className = refused ? "bad" : running === pods.length && running ? "good" : "warn";
+  if (!pods.length) return fill(list);
   const rank = (it) => it.refused ? 0 : it.accepted === version ? 2 : 1;
-  const first = lines.sort((a, b) => rank(a) - rank(b)).slice(0, PODS_LISTED);
-  const rest = lines.length - first.length;
-  fill(list, isOpen(rollout) && hitsBox(rollout), versionsTable(lines, version), deniedTables(denied),
+  const first = pods.sort((a, b) => rank(a) - rank(b)).slice(0, PODS_LISTED);
+  const rest = pods.length - first.length;
+  fill(list, isOpen(rollout) && hitsBox(rollout), versionsTable(pods, version), deniedTables(denied),
     table("What each is sent and runs", [["node", "name"], ["state"], ["runs", "n"],
-      ["sent", "n"], ["program"], ["types"], ["address"], ["connected"]],
+      ["sent", "n"], ["program"], ["type"], ["address"], ["connected"]],
     first.map((it) => podRow(it, version))),
     rest > 0 && h("p", {class: "soft"}, `and ${plural(rest, "more pod")}`));
 }
 
 // The fleet by what its pods run.
-function versionsTable(lines, version) {
+function versionsTable(pods, version) {
   const groups = new Map();
-  for (const {accepted, rollout} of lines) {
+  for (const {accepted, rollout} of pods) {
     const key = JSON.stringify([accepted, rollout || 0]);
     groups.set(key, (groups.get(key) || 0) + 1);
   }
@@ -74,7 +61,7 @@ function versionsTable(lines, version) {
   return table("The fleet by version", [["version", "name"], ["pods", "n"], ["share", "n"]],
     rows.map(([accepted, rollout, n]) => [[accepted ? `Version ${accepted}` : "none",
       accepted === version && tag("newest", "good"), rollout > 0 && tag(`rollout ${rollout}`)],
-    count(n), share(n, lines.length)]));
+    count(n), share(n, pods.length)]));
 }
 
 // While replicas are replaced, one of an older release may answer.
@@ -112,6 +99,6 @@ function podRow(pod, version) {
     : pod.accepted === version ? ["● current", "good"] : ["◆ behind", "warn"];
   return [pod.node || "(no id)", [h("span", {class: `${look} whole`}, words),
     pod.fault && h("div", {class: "fault"}, pod.fault)],
-  String(pod.accepted || "none"), String(pod.sent || "none"), pod.agent, pod.types.join(", "),
+  String(pod.accepted || "none"), String(pod.sent || "none"), pod.agent, pod.type.split(".").at(-1),
   pod.peer, time(pod.connected_at)];
 }

@@ -1,5 +1,5 @@
-//! What is published: the rules of each domain, as resources of both types; what each pod gets of
-//! them; and how the set follows the versions of the database.
+//! The published rules of each domain, as resources of either type; the selection for each pod; and
+//! how the set follows the versions of the database.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 #[cfg(test)]

@@ -17,7 +17,7 @@ use tracing::warn;
 use super::load_reports::in_time;
 use crate::store::{CHANGES_MAX, PodRow, Store, StoreResult};
 
-/// Maximum number of streams of this process, of all types of resources.
+/// Maximum number of streams of this process.
 pub const STREAMS_MAX: usize = 20_000;
 
 /// Maximum number of streams of one client: other clients have room beside a hostile one.
@@ -77,7 +77,7 @@ pub struct Lag {
     pub refused: u64,
 }
 
-/// The row of one type of resources of one stream; it leaves when this is dropped.
+/// The row of a stream; it leaves when this is dropped.
 #[derive(Debug)]
 pub struct Row {
     streams: Streams,
@@ -513,6 +513,46 @@ mod tests {
         store.forget_replica("two").await.unwrap();
         assert!(store.refresh_pods("two").await.unwrap().is_empty());
         assert!(store.fleets().await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_moved_counts_at_its_new_replica_alone() {
+        let (_dir, store, _other) = database().await;
+        let at = |node: &str, peer: &str, connected_at| {
+            let (node, peer) = (node.to_owned(), peer.to_owned());
+            PodRow { node, peer, connected_at, ..row(1, connected_at) }
+        };
+        let listed = async || {
+            let rows = store.connected_pods(None).await.unwrap();
+            let mut of: Vec<_> = rows.into_iter().map(|it| it.replica + " " + &it.peer).collect();
+            of.sort();
+            let (pages, _) = store.pods(None, "", 9).await.unwrap();
+            assert_eq!(
+                (pages.len(), store.pod_versions().await.unwrap().len()),
+                (of.len(), of.len())
+            );
+            (of, store.fleets().await.unwrap())
+        };
+        for (replica, row) in [
+            ("dead", at("a", "10.0.0.1:40000", 1)),
+            ("next", at("a", "10.0.0.1:5", 2)),
+            // Another pod that has the same id.
+            ("third", at("a", "10.0.0.2:40000", 3)),
+            // Another node behind the same address.
+            ("fourth", at("b", "10.0.0.1:6", 4)),
+        ] {
+            store.change_pods(replica, vec![row], Vec::new()).await.unwrap();
+            store.write_fleet(replica, format!("\"{replica}\"")).await.unwrap();
+        }
+        // A replica whose pods only report.
+        store.write_fleet("apart", "\"apart\"".to_owned()).await.unwrap();
+        let open = ["fourth 10.0.0.1:6", "next 10.0.0.1:5", "third 10.0.0.2:40000"];
+        let fleets = ["apart", "fourth", "next", "third"].map(|it| format!("\"{it}\""));
+        assert_eq!(listed().await, (open.map(str::to_owned).to_vec(), fleets.to_vec()));
+        // Two pods of one node id are both there, if one replica has them.
+        let twin = PodRow { stream: 2, ..at("b", "10.0.0.1:7", 5) };
+        store.change_pods("fourth", vec![twin], Vec::new()).await.unwrap();
+        assert_eq!(listed().await.0.len(), 4);
     }
 
     #[tokio::test]

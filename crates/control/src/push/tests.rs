@@ -17,8 +17,8 @@ use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
+use super::deliveries::Deliveries;
 use super::published::PublishedDomain;
-use super::server::Deliveries;
 use super::*;
 use ratelease_xds::{CONFIG_TYPE, RULES_TYPE};
 
@@ -38,16 +38,11 @@ struct Pod {
 
 impl Pod {
     async fn connect(address: &str, types: &[&str]) -> Self {
-        Self::connect_as("ratelease", address, types).await
-    }
-
-    /// The same of another program.
-    async fn connect_as(agent: &str, address: &str, types: &[&str]) -> Self {
         let client = AggregatedDiscoveryServiceClient::connect(address.to_owned());
         let (requests, waiting) = mpsc::channel(8);
         for type_url in types {
             let type_url = (*type_url).to_owned();
-            let node = Some(Node { user_agent_name: agent.into(), ..Node::default() });
+            let node = Some(Node::default());
             let request = DiscoveryRequest { node, type_url, ..DiscoveryRequest::default() };
             requests.send(request).await.unwrap();
         }
@@ -59,6 +54,13 @@ impl Pod {
     async fn next(&mut self) -> DiscoveryResponse {
         let next = timeout(SOON, self.responses.message()).await.expect("a response");
         next.unwrap().expect("the stream goes on")
+    }
+
+    /// Asks for a further type.
+    async fn ask(&self, type_url: &str) {
+        let type_url = type_url.to_owned();
+        let asks = DiscoveryResponse { type_url, ..DiscoveryResponse::default() };
+        self.accept(&asks).await;
     }
 
     async fn accept(&self, response: &DiscoveryResponse) {
@@ -144,9 +146,8 @@ async fn domains_are_selected_once_for_all_pods_and_messages_that_change_nothing
             pod.accept(&stale).await;
             pod.accept(&response).await;
         }
-        // The messages above are read in order, before this one, which names another type.
-        let other = DiscoveryResponse { type_url: CONFIG_TYPE.to_owned(), ..stale };
-        pod.accept(&other).await;
+        // The messages above are read in order, before this one, which asks for another type.
+        pod.ask(CONFIG_TYPE).await;
         assert_eq!(pod.next().await.type_url, CONFIG_TYPE);
     }
     let selected = || set.selections.load(std::sync::atomic::Ordering::Relaxed);
@@ -171,38 +172,43 @@ async fn a_pod_hears_of_a_version_that_restores_what_it_has() {
 }
 
 #[tokio::test]
-async fn a_pod_never_has_the_resources_of_both_types() {
+async fn the_first_set_of_the_asked_type_is_sent_at_once() {
     let (_sender, address) = serve_set(set_of(1, "domain: shop\n", 1)).await;
-    // One of ratelease would be given time to ask for rule files first.
-    let mut pod = Pod::connect_as("another", &address, &[CONFIG_TYPE]).await;
-    let config = pod.next().await;
-    assert_eq!((&*config.type_url, config.resources.len()), (CONFIG_TYPE, 1));
-    let asks =
-        DiscoveryResponse { type_url: RULES_TYPE.to_owned(), ..DiscoveryResponse::default() };
-    pod.accept(&asks).await; // it asks for the other type before it has answered
-    pod.gets_nothing().await;
-    pod.accept(&config).await;
-    let empty = pod.next().await;
-    assert_eq!((&*empty.type_url, empty.resources.len()), (CONFIG_TYPE, 0));
-    pod.gets_nothing().await;
-    pod.accept(&empty).await;
-    let rules = pod.next().await;
-    assert_eq!((&*rules.type_url, rules.resources.len()), (RULES_TYPE, 1));
+    for of in [CONFIG_TYPE, RULES_TYPE] {
+        let mut pod = Pod::connect(&address, &[of]).await;
+        let first = pod.next().await;
+        assert_eq!((&*first.type_url, first.resources.len()), (of, 1));
+        pod.refuse(&first).await;
+        pod.gets_nothing().await; // what was refused is not sent again
+    }
 }
 
+/// As one of 0.2, which waits for a set of each type.
 #[tokio::test]
-async fn what_a_pod_refused_is_sent_again_when_it_has_another_set_of_the_other_type() {
+async fn a_pod_that_asks_for_both_types_gets_rule_files_alone() {
     let (_sender, address) = serve_set(set_of(1, "domain: shop\n", 1)).await;
-    let mut pod = Pod::connect(&address, &[CONFIG_TYPE, RULES_TYPE]).await;
-    let (empty, rules) = (pod.next().await, pod.next().await);
-    assert_eq!((&*empty.type_url, &*rules.type_url), (CONFIG_TYPE, RULES_TYPE));
-    pod.refuse(&rules).await; // beside what it has of another server
+    for types in [[CONFIG_TYPE, RULES_TYPE], [RULES_TYPE, CONFIG_TYPE]] {
+        let mut pod = Pod::connect(&address, &types).await;
+        let mut counts = BTreeMap::new();
+        for _ in types {
+            let response = pod.next().await;
+            pod.accept(&response).await;
+            counts.insert(response.type_url.clone(), response.resources.len());
+        }
+        let expected = [(CONFIG_TYPE, 0), (RULES_TYPE, 1)].map(|(of, count)| (of.into(), count));
+        assert_eq!(counts, BTreeMap::from(expected));
+        pod.gets_nothing().await;
+    }
+    // One that asks late, before it has answered.
+    let mut pod = Pod::connect(&address, &[CONFIG_TYPE]).await;
+    let config = pod.next().await;
+    assert_eq!((&*config.type_url, config.resources.len()), (CONFIG_TYPE, 1));
+    pod.ask(RULES_TYPE).await;
     pod.gets_nothing().await;
-    pod.accept(&empty).await;
-    let again = pod.next().await;
-    assert_eq!((&*again.type_url, &again.resources), (RULES_TYPE, &rules.resources));
-    pod.refuse(&again).await;
-    pod.gets_nothing().await;
+    pod.accept(&config).await;
+    let (none, rules) = (pod.next().await, pod.next().await);
+    assert_eq!((&*none.type_url, none.resources.len()), (CONFIG_TYPE, 0));
+    assert_eq!((&*rules.type_url, rules.resources.len()), (RULES_TYPE, 1));
 }
 
 #[tokio::test]
@@ -213,7 +219,7 @@ async fn a_pod_that_waits_for_room_answers_meanwhile_and_gets_the_newest_set() {
     let selection = Selection::default();
     let mut server =
         PodServer::new((published, polled), streams.clone(), selection, (counts, Fleet::default()));
-    // For one set, and for one that is empty.
+    // For one set.
     server.deliveries = Deliveries::new(3, 3);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -221,12 +227,12 @@ async fn a_pod_that_waits_for_room_answers_meanwhile_and_gets_the_newest_set() {
 
     let mut first = Pod::connect(&address, &[RULES_TYPE]).await;
     let taken = first.next().await;
-    let mut waits = Pod::connect(&address, &[CONFIG_TYPE, RULES_TYPE]).await;
-    let empty = waits.next().await;
-    assert_eq!((&*empty.type_url, empty.resources.len()), (CONFIG_TYPE, 0));
-    waits.accept(&empty).await;
-    let has_accepted = |it: &crate::store::PodRow| it.type_url == CONFIG_TYPE && it.accepted == 1;
-    wait_until("answer that is read", || streams.rows().iter().any(has_accepted)).await;
+    let mut waits = Pod::connect(&address, &[RULES_TYPE]).await;
+    wait_until("second pod", || streams.count() == 2).await;
+    // Its requests are read meanwhile.
+    waits.ask(CONFIG_TYPE).await;
+    let none = waits.next().await;
+    assert_eq!((&*none.type_url, none.resources.len()), (CONFIG_TYPE, 0));
 
     sender.send_replace(set(2));
     sender.send_replace(set(3));

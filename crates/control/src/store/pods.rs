@@ -25,7 +25,7 @@ const LOCK_WAIT: &str = "SET LOCAL lock_timeout = '1s'";
 /// Maximum number of replicas whose pods are shown.
 const REPLICAS_MAX: i64 = 32;
 
-/// The stream of a pod for one type of resources.
+/// A pod: the stream by which it gets its rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, ToSchema)]
 #[schema(as = PodView)]
 pub struct PodRow {
@@ -35,7 +35,7 @@ pub struct PodRow {
     pub peer: String,
     /// The name of its program.
     pub agent: String,
-    /// The type of resources.
+    /// The type of resources that it asks for.
     #[serde(rename = "type")]
     pub type_url: String,
     /// The replica of the control plane that it is connected to.
@@ -63,7 +63,7 @@ pub struct PodRow {
     pub chosen_by: i64,
     /// Whether it reports hits of its domains while a rollout is under way.
     pub reports: bool,
-    /// The number of the stream and of the type in that replica.
+    /// The number of the stream in that replica.
     #[serde(skip)]
     pub stream: i64,
     /// The domains that it gets, if it is limited to some; `None` if it gets all. It is written
@@ -89,6 +89,10 @@ const COLUMNS: &str = "replica, stream, node, peer, agent, type, connected_at, s
 
 /// What the column `domains` has for a pod that gets all domains.
 const ALL_DOMAINS: &str = "*";
+
+/// Where a pod is: the id of its node, and its address without the port. An index has it.
+const SAME_PLACE: &str = "newest.node = pods.node AND \
+                          RTRIM(newest.peer, '0123456789') = RTRIM(pods.peer, '0123456789')";
 
 /// A text by which streams are ordered: node, replica and number.
 const PLACE: &str = "node || '\n' || replica || '\n' || SUBSTR('00000000000000000000' || \
@@ -142,7 +146,8 @@ impl Store {
     /// Fails if the database is not available.
     pub async fn pod_versions(&self) -> StoreResult<Vec<PodRow>> {
         let (from, cells) = self.open_streams(None);
-        let sql = format!("SELECT replica, node, peer, accepted, domains FROM {from}");
+        let sql =
+            format!("SELECT replica, node, peer, accepted, domains, type, refused FROM {from}");
         let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
         let read = |row: &AnyRow| {
             let domains: String = row.try_get(4)?;
@@ -155,6 +160,8 @@ impl Store {
                 peer: row.try_get(2)?,
                 accepted: row.try_get(3)?,
                 domains,
+                type_url: row.try_get(5)?,
+                refused: row.try_get(6)?,
                 ..PodRow::default()
             })
         };
@@ -242,22 +249,31 @@ impl Store {
         Ok(())
     }
 
-    /// What the pods of each replica said together.
+    /// What the pods of each replica said together, without replicas that all their pods have left.
     ///
     /// # Errors
     /// Fails if the database is not available.
     pub async fn fleets(&self) -> StoreResult<Vec<String>> {
         let is_seen = self.is_seen();
-        let sql = format!("SELECT sums FROM fleets WHERE {is_seen} ORDER BY replica LIMIT $1");
+        let (open, _) = self.open_streams(None);
+        let sql = format!(
+            "SELECT sums FROM fleets WHERE {is_seen} AND (replica NOT IN (SELECT replica FROM pods) \
+             OR replica IN (SELECT replica FROM {open})) ORDER BY replica LIMIT $1"
+        );
         let rows = bound(&sql, vec![Cell::Int(REPLICAS_MAX)]).fetch_all(&self.pool).await?;
         rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
     }
 
     /// The table and the condition of streams that are open, and its parameters: of pods that get
-    /// one of these domains, or of all pods.
+    /// one of these domains, or of all pods. A pod that has connected to another replica since is
+    /// there alone: the former one may have died, or not have noticed yet that the pod has gone.
     fn open_streams(&self, domains: Option<&[String]>) -> (String, Vec<Cell>) {
         let mut cells = Vec::new();
-        let mut from = format!("pods WHERE {}", self.is_seen());
+        let is_seen = self.is_seen();
+        let mut from = format!(
+            "pods WHERE {is_seen} AND replica = (SELECT newest.replica FROM pods newest WHERE \
+             {SAME_PLACE} AND newest.{is_seen} ORDER BY newest.connected_at DESC LIMIT 1)"
+        );
         if let Some(domains) = domains {
             // LIKE would take 'SHOP' for 'shop' on SQLite.
             let has = domains.iter().zip(1..).map(|(domain, place)| {

@@ -278,6 +278,7 @@ impl Write {
             if self.draft_state(&text.domain).await?.1 != text.changed {
                 return Err(StoreError::Moved(text.domain.clone()));
             }
+            self.need_approvals(text, false).await?;
             let hashes = (shadow.hash(), text.hash());
             self.keep_text(shadow, hashes.0.as_deref()).await?;
             self.keep_text(text, hashes.1.as_deref()).await?;

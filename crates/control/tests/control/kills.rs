@@ -1,6 +1,7 @@
 //! Writes while the control plane or PostgreSQL is killed at random points: none that was
 //! acknowledged is lost, none is half applied, and none is done twice.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -9,8 +10,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
+use super::pods::{Pod, RULES, channel, node};
 use super::support::rng::Rng;
-use super::support::{Call, Place, Process, Server, places, rule};
+use super::support::{Call, Place, Process, Server, now, places, rule, wait_for};
 
 /// Writes of a test, and how often a process is killed meanwhile.
 const WRITES: usize = 200;
@@ -160,4 +162,67 @@ async fn writes_are_whole_when_postgres_is_killed_at_random_points() {
     assert_eq!(kills, KILLS, "the writes ended before the last kill");
     are_whole(&server, count).await;
     server.stop().await;
+}
+
+/// Pods of a replica that is killed.
+const PODS: usize = 6;
+
+/// Within this time a pod that has connected to another replica counts there alone. The rows of the
+/// one that died are forgotten after 30 s.
+const MOVED_MAX: Duration = Duration::from_secs(10);
+
+/// Connects pods of different nodes, which accept the rules that they get.
+async fn connected(process: &Process) -> Vec<Pod> {
+    let mut pods = Vec::new();
+    for at in 0..PODS {
+        let node = node(&format!("pod-{at}"), "test");
+        let mut pod = Pod::over(channel(process.pods).await, node, &[RULES]).await;
+        let first = pod.next().await;
+        pod.accept(&first).await;
+        pods.push(pod);
+    }
+    pods
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_of_a_killed_replica_count_once() {
+    let place = Place::postgres().await;
+    let (mut one, other) = (Process::start(&place, &[]), Process::start(&place, &[]));
+    let token = std::fs::read_to_string(place.token_file()).unwrap();
+    let call = async |method: &str, path: &str, body: &serde_json::Value| {
+        let call = Call::new(method, path).token(&token).json(body);
+        call.to(other.http).await.unwrap()
+    };
+    call("POST", "/v1/rules?publish=true", &rule("shop", "user", "", 5)).await;
+    call("POST", "/v1/rules", &rule("shop", "user", "1", 5)).await;
+    let label = json!({"pods": {"label": {"key": "zone", "value": "none"}}});
+    assert_eq!(call("POST", "/v1/rollouts", &label).await.status, 201);
+    // How many pods are listed, how many of them are current, how many count in a rollout, and their
+    // replicas.
+    let counted = async || {
+        let list = call("GET", "/v1/pods", &json!({})).await.json();
+        let rows = list["pods"].as_array().unwrap();
+        let current = rows.iter().filter(|row| row["accepted"] == list["version"]).count();
+        let replicas: BTreeSet<_> = rows.iter().map(|row| row["replica"].to_string()).collect();
+        let shown = call("GET", "/v1/rollouts/1", &json!({})).await.json();
+        let others = shown["pods"]["others"]["connected"].as_u64().unwrap();
+        ([rows.len(), current, usize::try_from(others).unwrap()], replicas)
+    };
+    // The one replica that all pods count at.
+    let all = async || {
+        let (counts, mut replicas) = counted().await;
+        assert!(counts.iter().all(|count| *count <= PODS), "{counts:?} at {replicas:?}");
+        let replica = replicas.pop_first()?;
+        (counts == [PODS; 3] && replicas.is_empty()).then_some(replica)
+    };
+    let pods = connected(&one).await;
+    let first = wait_for("all pods at one replica", all).await;
+    one.kill();
+    let began = now();
+    drop(pods);
+    let _moved = connected(&other).await;
+    let moved = async || all().await.filter(|replica| *replica != first);
+    wait_for("all pods at the other replica, each once", moved).await;
+    eprintln!("{PODS} pods count once again {:?} after their replica was killed", began.elapsed());
+    assert!(began.elapsed() < MOVED_MAX, "{:?}", began.elapsed());
 }

@@ -50,7 +50,8 @@ impl Reporter {
 
     /// The domains that the server asks for by name next, besides all others.
     pub(super) async fn asked(&mut self) -> Vec<String> {
-        let asked = timeout(SOON, self.asked.message()).await.expect("a question in time");
+        // The server asks again after 20 s, which is as long as `SOON`.
+        let asked = timeout(2 * SOON, self.asked.message()).await.expect("a question in time");
         let asked = asked.unwrap().expect("the stream goes on");
         assert!(asked.send_all_clusters);
         asked.clusters

@@ -2,15 +2,18 @@
 //! server does, and is kept in the snapshot.
 //!
 //! ```text
-//! stream ─▶ resource: text ─▶ rule_set ─▶ watch: compile, put in force
-//!    └◀──── accepted, or all faults ◀────────────┘
+//! stream ─▶ resource: text ─▶ rule_set ─▶ pushed, watch: compile, put in force
+//!    └◀──── accepted, or all faults ◀────────┘
 //! ```
+//! A stream has one type of resources: rule files, or Envoy's `RateLimitConfig`.
+//!
 //! `load_report` sends the server the hits of domains and hot keys, if it asks. The stream runs on
 //! the thread of pages, and a thread that may block reads responses. Rules are compiled on the
 //! thread of rules, as those of files are.
 
 mod connect;
 mod load_report;
+mod pushed;
 mod resource;
 mod rule_set;
 mod wire;
@@ -48,8 +51,9 @@ use super::snapshot::Snapshot;
 use super::watch::Watcher;
 use connect::{connect, innermost, warn_of_plaintext, with_hint};
 use load_report::{LoadReporter, Reporting, report};
+use pushed::pushed;
 use resource::ResourceType;
-use rule_set::{Answer, AnswerKind, RuleSet, pushed};
+use rule_set::{Answer, AnswerKind, RuleSet};
 use wire::{DiscoveryRequest, DiscoveryResponse, MEMORY_KEY, Node, Struct};
 use wire::{stream_aggregated_resources, text_value};
 
@@ -82,15 +86,17 @@ impl XdsWatch {
         counted: Option<(Meters, HotKeys)>,
         runtime: &Handle,
     ) -> io::Result<Self> {
-        let status = XdsStatus::new(&settings.server.to_string(), clock);
+        let wanted = match (settings.own_rules, settings.settles_own_hits) {
+            (true, _) => ResourceType::Rules,
+            (false, settles_own_hits) => ResourceType::RateLimitConfig { settles_own_hits },
+        };
+        let status = XdsStatus::new(&settings.server.to_string(), wanted, clock);
         let merges_domains = options.merge_domains;
         let memory = MemoryLeft::of_process();
         let (load, pusher) = pushed(options, memory.clone());
         let (watcher, wake, kept) = Watcher::spawn_pushed(load, Arc::clone(published), snapshot)?;
-        let mut types = vec![ResourceType::RateLimitConfig];
-        types.extend(settings.own_rules.then_some(ResourceType::Rules));
         let pusher = pusher(wake);
-        let rules = RuleSet::new(&types, merges_domains, pusher, memory, status.clone(), clock);
+        let rules = RuleSet::new(wanted, merges_domains, pusher, memory, status.clone(), clock);
         let counted = counted.filter(|_| settings.own_rules);
         let loads = counted.map(|it| Arc::new(Mutex::new(LoadReporter::new(it, clock))));
         let client = Client { settings: Arc::new(settings), rules, status: status.clone(), loads };
@@ -205,11 +211,10 @@ impl Client {
             tokio::select! {
                 done = &mut other => return done,
                 () = self.rules.until_due() => {
-                    for request in self.rules.catch_up().await {
-                        // A server that does not read is found by the next answer.
-                        if let Some(requests) = requests {
-                            let _ = requests.try_send(request);
-                        }
+                    let request = self.rules.catch_up().await;
+                    // A server that does not read is found by the next answer.
+                    if let (Some(requests), Some(request)) = (requests, request) {
+                        let _ = requests.try_send(request);
                     }
                 }
             }
@@ -236,8 +241,8 @@ impl Client {
     /// Follows the server until the stream ends.
     async fn follow(&mut self, channel: Channel) -> Ended {
         let mut was_useful = false;
-        let requests = self.rules.begin(&node(&self.settings));
-        let opening = open(channel.clone(), requests, Arc::clone(&self.settings));
+        let first = self.rules.begin(node(&self.settings));
+        let opening = open(channel.clone(), first, Arc::clone(&self.settings));
         // Many servers send nothing, headers included, before their first set.
         let mut open = match self.meanwhile(None, opening).await {
             Ok(open) => open,
@@ -249,8 +254,7 @@ impl Client {
             let response = self.meanwhile(requests, open.responses.message()).await;
             let why = match response {
                 Ok(Some(response)) => {
-                    let Some(Answer { requests: answers, kind }) = self.rules.take(response).await
-                    else {
+                    let Some(Answer { request, kind }) = self.rules.take(response).await else {
                         sleep(ANSWER_PAUSE).await;
                         continue;
                     };
@@ -258,12 +262,9 @@ impl Client {
                         // Nothing is done meanwhile that the refusal would then contradict.
                         sleep(REFUSAL_PAUSE).await;
                     }
-                    was_useful |= matches!(kind, AnswerKind::Accepted | AnswerKind::AcceptedFirst);
-                    if answers.into_iter().all(|it| open.requests.try_send(it).is_ok()) {
-                        // The first sets of all types are put in force together, at once.
-                        if kind != AnswerKind::AcceptedFirst {
-                            sleep(ANSWER_PAUSE).await;
-                        }
+                    was_useful |= kind == AnswerKind::Accepted;
+                    if open.requests.try_send(request).is_ok() {
+                        sleep(ANSWER_PAUSE).await;
                         continue;
                     }
                     "the server does not read".to_owned()
@@ -276,17 +277,14 @@ impl Client {
     }
 }
 
-/// Opens a stream that begins with these requests.
+/// Opens a stream that begins with this request.
 async fn open(
     channel: Channel,
-    first: Vec<DiscoveryRequest>,
+    first: DiscoveryRequest,
     settings: Arc<Xds>,
 ) -> Result<Open, String> {
     let (requests, waiting) = mpsc::channel(REQUESTS_MAX);
-    for request in first {
-        // There is room for all of them.
-        let _ = requests.try_send(request);
-    }
+    let _ = requests.try_send(first); // there is room for it
     let outgoing = stream::unfold(waiting, |mut waiting| async move {
         match waiting.recv().await {
             Some(request) => Some((request, waiting)),
@@ -346,6 +344,7 @@ const LOGGED_MAX: usize = 8;
 pub struct XdsStatus {
     clock: Clock,
     server: Arc<str>,
+    wanted: ResourceType,
     state: Arc<SyncMutex<State>>,
 }
 
@@ -360,18 +359,31 @@ struct State {
     version: String,
     accepted: u64,
     accepted_at: Option<Time>,
-    /// The types of which no set was accepted yet.
-    missing: Vec<&'static str>,
     refused: u64,
     refused_at: Option<Time>,
     last_refusal: Option<String>,
 }
 
+// === impl State ===
+
+impl State {
+    /// Notes why there are no new rules. Returns whether the reason was not logged since a set was
+    /// accepted.
+    fn note_reason(&mut self, why: &str) -> bool {
+        self.last_failure = Some(why.to_owned());
+        let is_new = self.logged.len() < LOGGED_MAX && !self.logged.iter().any(|it| it == why);
+        if is_new {
+            self.logged.push(why.to_owned());
+        }
+        is_new
+    }
+}
+
 // === impl XdsStatus ===
 
 impl XdsStatus {
-    fn new(server: &str, clock: Clock) -> Self {
-        Self { clock, server: server.into(), state: Arc::default() }
+    fn new(server: &str, wanted: ResourceType, clock: Clock) -> Self {
+        Self { clock, server: server.into(), wanted, state: Arc::default() }
     }
 
     fn note_stream(&self) {
@@ -386,12 +398,20 @@ impl XdsStatus {
         let mut state = self.state.lock();
         state.is_connected = false;
         state.failures += 1;
-        state.last_failure = Some(why.to_owned());
-        let is_new = state.logged.len() < LOGGED_MAX && !state.logged.iter().any(|it| it == why);
-        if is_new {
-            state.logged.push(why.to_owned());
+        state.note_reason(why)
+    }
+
+    /// Records a response of a type that was not asked for, and warns of it.
+    fn note_unasked(&self, type_url: &str) {
+        let name = |url: &str| excerpt(url.rsplit('/').next().unwrap_or_default());
+        let (sent, wanted) = (name(type_url), name(self.wanted.url()));
+        let why = format!(
+            "the server sent resources of the type {sent}, which are ignored: this pod asks for \
+             {wanted} alone (CONFIG_GRPC_XDS_RATELEASE chooses the type)"
+        );
+        if self.state.lock().note_reason(&why) {
+            warn!("the xDS server {}: {why}", self.server);
         }
-        is_new
     }
 
     fn note_accepted(&self, version: &str) {
@@ -401,11 +421,6 @@ impl XdsStatus {
         state.version = excerpt(version);
         state.last_failure = None;
         state.logged.clear();
-    }
-
-    /// Records the types of which no set was accepted yet.
-    fn note_missing(&self, types: Vec<&'static str>) {
-        self.state.lock().missing = types;
     }
 
     fn note_refused(&self, faults: &[String]) {
@@ -423,13 +438,13 @@ impl XdsStatus {
         let age = |at: Option<Time>| at.map(|at| self.clock.now().since(at).as_secs_f64());
         json!({
             "server": *self.server,
+            "type": self.wanted.url(),
             "connected": state.is_connected,
             "streams": state.streams,
             "failures": state.failures,
             "last_failure": state.last_failure,
             "version": state.version,
             "accepted": state.accepted,
-            "missing": state.missing,
             "accepted_seconds_ago": age(state.accepted_at),
             "refused": state.refused,
             "refused_seconds_ago": age(state.refused_at),
