@@ -26,6 +26,7 @@ use crate::objects::{self, ObjectCounts};
 use crate::push::{self, Fleet, PodServer, PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
 use crate::settings::Settings;
+use crate::steps;
 use crate::store::{Author, Database, Store, StoreError};
 
 /// How long a start waits for PostgreSQL, and the first and the longest pause until it asks again.
@@ -167,6 +168,7 @@ impl Control {
             counts: counts.clone(),
             objects: ObjectCounts::default(),
         });
+        tasks.spawn(steps::take_steps(Arc::clone(&app)));
         if let (Some(client), Some(scope)) = (cluster, settings.kubernetes_rules) {
             tasks.spawn(objects::follow(client, Arc::clone(&app), scope));
         }

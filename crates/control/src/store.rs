@@ -12,6 +12,7 @@
 //! A write is acknowledged after its commit, and a connection that is dropped before rolls back.
 
 mod pods;
+mod rollout_plan;
 mod rollouts;
 mod rules;
 mod tokens;
@@ -30,13 +31,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 pub use pods::{CHANGES_MAX, PodRow};
+pub use rollout_plan::{PlanStep, Share, place_of, wanted};
 #[cfg(test)]
 pub use rollouts::RolloutDomain;
 pub use rollouts::{
     Bound, Choice, CountKey, HitCount, Hits, LABEL_BYTES_MAX, NewRollout, ReplicaCount, Rollout,
-    RolloutStep, Stage, StepHits,
+    RolloutStep, RolloutTexts, Stage, StepHits,
 };
-pub use rollouts::{percent, share};
+pub use rollouts::{percent, plan_of_one_stage, share};
 pub use rules::{ChangeRow, DraftDomain, Replacement, RuleFilter, RulePosition, StoredRule};
 use serde::Serializer;
 use sqlx::any::AnyPoolOptions;
@@ -454,7 +456,7 @@ impl From<serde_json::Error> for StoreError {
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 12] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 13] = [
     (1, "schema", shared(include_str!("../migrations/0001_schema.sql"))),
     (
         2,
@@ -489,6 +491,22 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 12] = [
     (10, "fleets", shared(include_str!("../migrations/0010_fleets.sql"))),
     (11, "cluster", shared(include_str!("../migrations/0011_cluster.sql"))),
     (12, "pod places", shared(include_str!("../migrations/0012_pod_places.sql"))),
+    (
+        13,
+        "rollout steps",
+        [
+            concat!(
+                include_str!("../migrations/0013_rollout_steps.sql"),
+                "\n",
+                include_str!("../migrations/0013_append_only.postgres.sql")
+            ),
+            concat!(
+                include_str!("../migrations/0013_rollout_steps.sql"),
+                "\n",
+                include_str!("../migrations/0013_append_only.sqlite.sql")
+            ),
+        ],
+    ),
 ];
 
 /// The same SQL for both databases.

@@ -1,0 +1,228 @@
+//! Whether the chosen pods of a rollout have shown enough for its next step.
+//!
+//! A step without evidence is inconclusive: it is neither refused for what was denied nor taken. What
+//! is counted in the stage `shadow` begins with empty counts, so that it tells nothing before the
+//! longest window of the changed limits has turned once.
+
+use crate::store::{Bound, CountKey, HitCount, PodRow, Rollout, Stage, StepHits, percent, share};
+
+/// Domains that a reason names.
+const NAMED_MAX: usize = 5;
+
+/// The largest share of requests that may be left out of the comparison with the draft: it is how far
+/// what the draft would deny may be from what is counted.
+const LEFT_OUT_MAX: f64 = 0.05;
+
+/// What the chosen pods show.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Gate {
+    /// The next step may be taken.
+    Open,
+    /// They deny more than the bound allows, or would; in words.
+    Exceeded(String),
+    /// They show too little to tell; in words.
+    Inconclusive(String),
+}
+
+// === impl Gate ===
+
+impl Gate {
+    /// What these pods, and the hits of the step that the rollout is at, show at the time `now`, in
+    /// milliseconds since the Unix epoch. `rows` has all pods that are connected.
+    pub fn of(rollout: &Rollout, rows: &[PodRow], hits: &StepHits, now: i64) -> Self {
+        if let Some(why) = rollout.bound.and_then(|bound| exceeding(&bound, rollout, hits)) {
+            return Self::Exceeded(why);
+        }
+        inconclusive(rollout, rows, hits, now).map_or(Self::Open, Self::Inconclusive)
+    }
+
+    /// Why the next step is not to be taken.
+    pub fn why(self) -> Option<String> {
+        match self {
+            Self::Open => None,
+            Self::Exceeded(why) | Self::Inconclusive(why) => Some(why),
+        }
+    }
+}
+
+/// Whether the rollout chose one of these pods.
+pub fn has_chosen(rollout: &Rollout, rows: &[PodRow]) -> bool {
+    rows.iter().any(|row| row.chosen_by.contains(&rollout.id))
+}
+
+/// When the candidate rules have counted for a whole window, in milliseconds since the Unix epoch.
+pub fn shadow_tells_at(rollout: &Rollout) -> i64 {
+    let began = rollout.steps.first().map_or(0, |it| it.at);
+    began.saturating_add(rollout.longest_window.saturating_mul(1000))
+}
+
+/// What the reader of a rollout without a bound has to know of the counts of its stage `shadow`.
+pub fn window_not_turned(rollout: &Rollout, now: i64) -> Option<String> {
+    let left = shadow_tells_at(rollout) - now;
+    (rollout.last().stage == Stage::Shadow && left > 0).then(|| {
+        format!(
+            "the counts of the draft began empty, and the longest window of its limits, {} s, ends \
+             in {} s",
+            rollout.longest_window,
+            left.div_euclid(1000) + 1
+        )
+    })
+}
+
+/// Which domains deny more on the chosen pods than the bound allows, or would deny more once these
+/// enforce the rules, in words; `None` if there are none.
+fn exceeding(bound: &Bound, rollout: &Rollout, hits: &StepHits) -> Option<String> {
+    let share = bound.denied_share;
+    let (domains, verb) = match rollout.last().stage {
+        // Both count what the limit in force and the one in its place deny.
+        Stage::Shadow => {
+            (bound.exceeded(&hits.weighed, |it| it.denied.max(it.shadow))?, "would deny")
+        }
+        _ => (bound.exceeded(&hits.weighed, |it| it.denied)?, "deny"),
+    };
+    Some(format!("the chosen pods {verb} more than the share {share}: {domains}"))
+}
+
+/// Why the chosen pods show too little of a rollout for its next step, in words; `None` if they show
+/// enough. Without a bound one chosen pod is enough: a person looks at the hits then.
+fn inconclusive(rollout: &Rollout, rows: &[PodRow], hits: &StepHits, now: i64) -> Option<String> {
+    if !has_chosen(rollout, rows) {
+        return Some("no chosen pod is connected".to_owned());
+    }
+    let bound = rollout.bound?;
+    let hits_min = u64::try_from(bound.hits_min).unwrap_or_default();
+    let is_few = |it: &HitCount| (it.hits < hits_min).then(|| it.hits.to_string());
+    let is_left_out = |it: &HitCount| {
+        let share = share(it.left_out, it.hits.saturating_add(it.left_out))?;
+        (share > LEFT_OUT_MAX).then(|| percent(share))
+    };
+    window_not_turned(rollout, now)
+        .or_else(|| {
+            let named = named(rollout, hits, is_few)?;
+            Some(format!(
+                "the chosen pods had fewer than the {hits_min} hits of the bound: {named}"
+            ))
+        })
+        .or_else(|| {
+            let named = named(rollout, hits, is_left_out)?;
+            Some(format!("too many requests were left out of the comparison: {named}"))
+        })
+}
+
+/// The domains of a rollout of whose hits on the chosen pods `what` says something, with that; `None`
+/// if there are none.
+fn named(
+    rollout: &Rollout,
+    hits: &StepHits,
+    what: impl Fn(&HitCount) -> Option<String>,
+) -> Option<String> {
+    let version = rollout.last().version;
+    let of = |domain: &str| {
+        let key = CountKey { version, domain: domain.to_owned(), is_chosen: true };
+        hits.weighed.get(&key).copied().unwrap_or_default()
+    };
+    let all = rollout.domains.iter().filter_map(|it| Some((&*it.domain, what(&of(&it.domain))?)));
+    let all: Vec<_> = all.collect();
+    let named = all.iter().take(NAMED_MAX).map(|(domain, what)| {
+        let domain = ratelease_rules::excerpt(domain);
+        format!("'{domain}' {what}")
+    });
+    let named: Vec<_> = named.collect();
+    let others = all.len() - named.len();
+    let others = if others > 0 { format!(" and {others} others") } else { String::new() };
+    (!all.is_empty()).then(|| format!("{}{others}", named.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Choice, RolloutDomain, RolloutStep, plan_of_one_stage};
+
+    const BEGAN: i64 = 1_000_000;
+
+    fn row(node: &str, chosen_by: &[i64]) -> PodRow {
+        PodRow { node: node.to_owned(), chosen_by: chosen_by.to_vec(), ..PodRow::default() }
+    }
+
+    /// A rollout at a stage, of the domain `shop` with a limit a minute.
+    fn rollout(stage: Stage, hits_min: i64) -> Rollout {
+        let choice = Choice::Percent(50);
+        Rollout {
+            id: 7,
+            plan: plan_of_one_stage(stage, &choice),
+            choice,
+            bound: Some(Bound { denied_share: 0.05, hits_min }),
+            time_limit: None,
+            longest_window: 60,
+            domains: vec![RolloutDomain {
+                domain: "shop".to_owned(),
+                changed: 1,
+                shadow: None,
+                others: None,
+                hash: None,
+            }],
+            steps: vec![RolloutStep {
+                stage,
+                version: 9,
+                at: BEGAN,
+                author: String::new(),
+                reason: String::new(),
+                number: Some(1),
+                percent: Some(50),
+                shares: Vec::new(),
+            }],
+        }
+    }
+
+    fn counted(hits: u64, denied: u64, shadow: u64, left_out: u64) -> StepHits {
+        let key = CountKey { version: 9, domain: "shop".to_owned(), is_chosen: true };
+        let weighed = [(key, HitCount { hits, denied, shadow, left_out })].into_iter().collect();
+        StepHits { weighed, ..StepHits::default() }
+    }
+
+    fn kind(rollout: &Rollout, rows: &[PodRow], hits: &StepHits, seconds: i64) -> &'static str {
+        match Gate::of(rollout, rows, hits, BEGAN + seconds * 1000) {
+            Gate::Open => "open",
+            Gate::Exceeded(_) => "exceeded",
+            Gate::Inconclusive(_) => "inconclusive",
+        }
+    }
+
+    #[test]
+    fn a_gate_without_evidence_does_not_open() {
+        let chosen = [row("a", &[7])];
+        for stage in [Stage::Shadow, Stage::Enforced] {
+            let it = rollout(stage, 100);
+            let kind = |rows: &[PodRow], hits: StepHits| kind(&it, rows, &hits, 60);
+            assert_eq!(kind(&[], counted(900, 0, 0, 0)), "inconclusive");
+            assert_eq!(kind(&[row("b", &[8])], counted(900, 0, 0, 0)), "inconclusive");
+            assert_eq!(kind(&chosen, StepHits::default()), "inconclusive");
+            assert_eq!(kind(&chosen, counted(99, 0, 0, 0)), "inconclusive");
+            assert_eq!(kind(&chosen, counted(100, 5, 0, 0)), "open");
+            assert_eq!(kind(&chosen, counted(100, 6, 0, 0)), "exceeded");
+        }
+        let shadow = rollout(Stage::Shadow, 100);
+        assert_eq!(kind(&shadow, &chosen, &counted(100, 0, 6, 0), 60), "exceeded");
+        // A person who set no bound looks at the hits.
+        let unbound = Rollout { bound: None, ..shadow };
+        assert_eq!(kind(&unbound, &chosen, &StepHits::default(), 60), "open");
+        assert_eq!(kind(&unbound, &[], &StepHits::default(), 60), "inconclusive");
+    }
+
+    #[test]
+    fn a_shadow_tells_nothing_before_its_longest_window_has_turned() {
+        let (chosen, hits) = ([row("a", &[7])], counted(900, 0, 0, 0));
+        let of = |stage, seconds| kind(&rollout(stage, 100), &chosen, &hits, seconds);
+        assert_eq!((of(Stage::Shadow, 59), of(Stage::Shadow, 60)), ("inconclusive", "open"));
+        assert_eq!(of(Stage::Enforced, 0), "open", "what is denied is denied");
+    }
+
+    #[test]
+    fn a_comparison_that_leaves_out_many_requests_is_inconclusive() {
+        let chosen = [row("a", &[7])];
+        let of = |left_out| {
+            kind(&rollout(Stage::Shadow, 100), &chosen, &counted(950, 0, 0, left_out), 60)
+        };
+        assert_eq!((of(50), of(51)), ("open", "inconclusive"));
+    }
+}
