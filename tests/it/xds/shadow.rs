@@ -133,9 +133,11 @@ async fn next_window() {
     sleep(left + Duration::from_millis(500)).await;
 }
 
-/// Sends the demand of all rows with keys of a stage, evenly over a window, each request to any pod.
-async fn load(pods: &[Pod], is_chosen: &[bool], stage: &str, rng: &mut Rng) -> Tally {
+/// Sends the demand of all rows with keys of a stage, evenly over a window, each request to any pod: to
+/// the same ones in each stage, so that chance makes no difference between them.
+async fn load(pods: &[Pod], is_chosen: &[bool], stage: &str, seed: u64) -> Tally {
     next_window().await;
+    let mut rng = Rng::seeded(seed);
     let requests = ROWS.len() as u64 * KEYS * DEMAND;
     let began = Instant::now();
     let mut calls = JoinSet::new();
@@ -181,7 +183,7 @@ async fn said(control: &Control, domain: &str, hits: u64) -> f64 {
 
 #[tokio::test]
 async fn the_shadow_stage_says_what_the_chosen_pods_then_deny() {
-    let mut rng = Rng::new();
+    let seed = Rng::new().seed();
     let control = Control::start().await;
     prepare(&control).await;
     let pods = pods(&control).await;
@@ -197,7 +199,7 @@ async fn the_shadow_stage_says_what_the_chosen_pods_then_deny() {
     // What is counted before the window has turned is no evidence.
     sleep(Duration::from_secs(WINDOW + 1)).await;
 
-    let counted = load(&pods, &is_chosen, "shadow", &mut rng).await;
+    let counted = load(&pods, &is_chosen, "shadow", seed).await;
     let mut shadows = Vec::new();
     for (row, Row { domain, .. }) in ROWS.iter().enumerate() {
         shadows.push(said(&control, domain, counted[&(row, true)].0).await);
@@ -207,10 +209,10 @@ async fn the_shadow_stage_says_what_the_chosen_pods_then_deny() {
     let step = json!({"stage": "enforced", "force": true});
     control.call("POST", "/v1/rollouts/1/advance", &step).await;
     assert_eq!(chosen(&control, &pods).await, is_chosen, "the same pods");
-    let enforced = load(&pods, &is_chosen, "enforced", &mut rng).await;
+    let enforced = load(&pods, &is_chosen, "enforced", seed).await;
     control.call("POST", "/v1/rollouts/1/advance", &json!({"stage": "all", "force": true})).await;
     all_deny(&pods).await;
-    let all = load(&pods, &is_chosen, "all", &mut rng).await;
+    let all = load(&pods, &is_chosen, "all", seed).await;
 
     let mut far = Vec::<&str>::new();
     eprintln!("published → draft a minute | shadow | enforced | all pods");
