@@ -1002,6 +1002,7 @@ mod tests {
             created: 1,
             generation: 1,
             domain: name.to_owned(),
+            rollout: None,
             rules: Ok(object::Rules { text, hash: None, count: 1 }),
             status: Status::default(),
         }
