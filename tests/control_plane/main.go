@@ -1,6 +1,6 @@
 // An ADS server of rate limit rules, made of go-control-plane's snapshot cache and server. A test
 // writes commands to its stdin and reads events from its stdout, each a line of JSON. It ends when
-// its stdin does.
+// its stdin does. With the argument kstatus it judges objects of Kubernetes instead.
 package main
 
 import (
@@ -37,6 +37,12 @@ const maxCommandBytes = 64 << 20
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("control_plane: ")
+	if len(os.Args) > 1 && os.Args[1] == "kstatus" {
+		if err := kstatus(); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
 	listen := flag.String("listen", "127.0.0.1:0", "the address to listen on")
 	var files tlsFiles
 	flag.StringVar(&files.certificate, "cert", "", "the server's certificate; without it, no TLS")

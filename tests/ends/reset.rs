@@ -31,7 +31,9 @@ async fn send(stand: &Stand, headers: &[(&str, &str)]) -> Client {
     let headers: String = headers.map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     let length = body.len();
     let mut client = Client::connect(stand.envoy.ingress).await.unwrap();
-    let head = format!("POST / HTTP/1.1\r\nhost: test\r\ncontent-length: {length}\r\n{headers}");
+    let head = format!(
+        "POST /v1/messages HTTP/1.1\r\nhost: test\r\ncontent-length: {length}\r\n{headers}"
+    );
     client.write(format!("{head}\r\n{body}").as_bytes()).await.unwrap();
     client
 }

@@ -5,6 +5,8 @@ mod keyboard;
 mod look;
 mod problems;
 mod rollouts;
+mod sign_in;
+mod teams;
 
 use serde_json::{Value, json};
 

@@ -374,7 +374,7 @@ fn each_name_beyond_a_border_is_found_and_nothing_else() {
 
 /// Pages for users, and decisions, may have so many words, as `wc -w` counts them.
 const WORDS_MAX: [(&[&str], usize); 2] =
-    [(&["README.md", "CONTRIBUTING.md", "docs"], 44_000), (&["docs/decisions"], 8_000)];
+    [(&["README.md", "CONTRIBUTING.md", "docs"], 46_000), (&["docs/decisions"], 8_000)];
 
 #[test]
 fn the_documentation_is_no_longer_than_contributing_says() {

@@ -232,25 +232,44 @@ class Test:
     def faulty(self):
         """Faults that only the compiler of the pods knows are in the status."""
         bad = rules("shop", "limits", 1)
-        bad["spec"]["descriptors"].append({"key": "user", "rate_limits": {}})
+        limit = {"unit": "day", "requests_per_unit": 1, "burst": 7}
+        bad["spec"]["descriptors"].append({"key": "other", "rate_limit": limit})
         self.api.apply(bad)
         found = self.await_condition("shop", "limits", "Accepted", "False", "Invalid")
         fields = [it["field"] for it in found["status"]["faults"]]
-        require("spec.descriptors[1].rate_limits" in fields, f"{found['status']}")
+        require("spec.descriptors[1].rate_limit.burst" in fields, f"{found['status']}")
+        require(found["status"]["pods"] == {"current": 0, "connected": 1}, found["status"])
         require(condition(found, "Programmed")[:2] == ("False", "Invalid"), found["status"])
         require(self.limit("shop") == 7, "the former rules are not in force")
         message = condition(found, "Programmed")[2]
         self.api.apply(rules("shop", "limits", 7))
         self.await_condition("shop", "limits", "Programmed", "True", "Programmed")
-        return f"{fields}; {message}"
+        told = until("Events", lambda: self.told("shop", "limits", {"Invalid", "Programmed"}))
+        return f"{fields}; {message}; Events {told}"
+
+    def told(self, namespace, name, reasons):
+        """How often each of these was told of an object, once all were."""
+        found = self.api.request("GET", f"/api/v1/namespaces/{namespace}/events")["items"]
+        found = [it for it in found if it["involvedObject"]["name"] == name]
+        counts = {it["reason"]: it["count"] for it in found}
+        return counts if reasons <= counts.keys() and len(found) == len(counts) else None
 
     def refused(self):
         """Others are refused by the API server at once."""
         bad = rules("shop", "limits", 7)
         bad["spec"]["descriptors"][0]["rate_limit"]["unit"] = "fortnight"
         moved = rules("shop", "limits", 7, domain="shop.eu")
+        misspelt = rules("shop", "limits", 7)
+        misspelt["spec"]["descriptors"][0]["shadow_mod"] = True
+        deep = rules("shop", "limits", 7)
+        below = deep["spec"]["descriptors"][0]
+        for level in range(6):
+            below["descriptors"] = [{"key": f"k{level}"}]
+            below = below["descriptors"][0]
+        below["rate_limits"] = {}
         said = []
-        for it, expected in [(bad, "fortnight"), (moved, "never changes")]:
+        for it, expected in [(bad, "fortnight"), (moved, "never changes"),
+                             (misspelt, "shadow_mod"), (deep, "rate_limits")]:
             try:
                 self.api.apply(it)
             except Failed as error:

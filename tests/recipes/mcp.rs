@@ -3,6 +3,38 @@
 use serde_json::json;
 
 use crate::recipe::{Recipe, assert_quota};
+use crate::upstream;
+
+/// What servers may read in another way than Envoy, with its content type and the status.
+const REFUSED: [(&str, &str, u16); 20] = [
+    (r#"[{"method":"tools/call","params":{"name":"search"}}]"#, JSON, 400),
+    ("[]", JSON, 400),
+    ("", JSON, 400),
+    (SEARCH, "text/plain", 400),
+    (SEARCH, "", 400),
+    (SEARCH, "application/json, text/plain", 400),
+    (r#"{"method":"tools/call","params":{"name":"search"}"#, JSON, 400),
+    (r#"{"method":"tools/call","params":{"name":["search"]}}"#, JSON, 400),
+    (r#"{"method":"tools/call","params":{"name":""}}"#, JSON, 400),
+    (r#"{"method":"tools/call","params":{"name":7}}"#, JSON, 400),
+    (r#"{"method":"tools/call","params":{"Name":"delete_all"}}"#, JSON, 400),
+    (r#"{"method":"tools/call","params":{"name":"search","NAME":"delete_all"}}"#, JSON, 400),
+    (r#"{"method":"tools/call","params":{"name":"search","name":"delete_all"}}"#, JSON, 400),
+    (r#"{"method":"tools/call","params":{"name":"search","n\u0061me":"delete_all"}}"#, JSON, 400),
+    (
+        r#"{"method":"tools/call","params":{"name":"search"},"Params":{"name":"delete_all"}}"#,
+        JSON,
+        400,
+    ),
+    (r#"{"METHOD":"tools/call","params":{"name":"delete_all"}}"#, JSON, 400),
+    (r#"{"method":"Tools/Call","params":{"name":"delete_all"}}"#, JSON, 400),
+    (r#"{"method":"tools/call ","params":{"name":"delete_all"}}"#, JSON, 400),
+    (r#"{"method":"tools/call","params":{"name":"delete_all","x":NaN}}"#, JSON, 400),
+    (r#"{"method":"tools/call","params":{"name":"delete_all","x":"\ud800"}}"#, JSON, 400),
+];
+
+const JSON: &str = "application/json";
+const SEARCH: &str = r#"{"method":"tools/call","params":{"name":"search"}}"#;
 
 #[tokio::test]
 async fn mcp_tools() {
@@ -36,20 +68,31 @@ pub async fn limits_tools(recipe: Recipe) {
         assert_eq!(stream.status, 200);
         passed += 2;
     }
-    // What cannot be read as one request counts as a tool, whoever hides what it calls.
-    for (body, content_type) in [
-        (r#"[{"method":"tools/call","params":{"name":"search"}}]"#, "application/json"),
-        (r#"{"method":"tools/call","params":{"name":"search"}}"#, "text/plain"),
-        (r#"{"method":"tools/call","params":{"name":["search"]}}"#, "application/json"),
-        (r#"{"method":"tools/call","params":{"name":"search"}"#, "application/json"),
-        ("", "application/json"),
-    ] {
-        let headers = [("x-user-id", "alice"), ("content-type", content_type)];
-        let answer = recipe.send_body("POST", "/mcp", &headers, body).await;
-        assert_eq!(answer.status, 200, "{body}");
+    // A client's answer to the server calls nothing.
+    assert_eq!(send("alice", r#"{"jsonrpc":"2.0","id":1,"result":{}}"#).await.status, 200);
+    passed += 1;
+    let charset = [("x-user-id", "alice"), ("content-type", "application/json; charset=utf-8")];
+    let search = r#"{"method":"tools/call","params":{"name":"sea\u0072ch"}}"#;
+    assert_eq!(recipe.send_body("POST", "/mcp", &charset, search).await.status, 200);
+    passed += 1;
+    // All other names share one count, so that no spelling of a name has its own.
+    for number in 0..5 {
+        assert_eq!(call("alice", &format!("Weather{number}")).await.status, 200);
         passed += 1;
     }
-    assert_eq!(send("alice", "[]").await.status, 429);
-    denied += 1;
+    for name in ["weather ", "WEATHER", "Delete_all", " delete_all", "\u{0}"] {
+        assert_eq!(call("alice", name).await.status, 429, "{name}");
+        denied += 1;
+    }
+    for (body, content_type, status) in REFUSED {
+        let headers = [("x-user-id", "carol"), ("content-type", content_type)];
+        let answer = recipe.send_body("POST", "/mcp", &headers, body).await;
+        assert_eq!(answer.status, status, "{body}");
+        assert_eq!(answer.header(upstream::MARK), None, "{body}");
+    }
+    let gzip = [("x-user-id", "carol"), ("content-encoding", "gzip")];
+    assert_eq!(recipe.send_body("POST", "/mcp", &gzip, search).await.status, 415);
+    assert_eq!(recipe.send_body("POST", "/mcp", &[], search).await.status, 401);
+    assert_eq!(recipe.send_body("PUT", "/mcp", &charset, search).await.status, 404);
     recipe.end(passed, denied).await;
 }

@@ -54,11 +54,27 @@ impl Recipe {
 
     /// As [`Recipe::start`], with this application behind Envoy.
     pub async fn start_before(name: &str, listener: &str, app: SocketAddr) -> Self {
+        Self::start_changed(name, listener, app, &[]).await
+    }
+
+    /// As [`Recipe::start_before`]. Another part takes the place of each of these parts of its
+    /// `recipe.yaml`.
+    pub async fn start_changed(
+        name: &str,
+        listener: &str,
+        app: SocketAddr,
+        changes: &[(&str, &str)],
+    ) -> Self {
         let (dir, files) = (prepared(name).await, TempDir::new().expect("a temporary directory"));
         let socket = files.path().join("rls.sock").display().to_string();
         let env = settings(&dir, name, &socket);
         let env: Vec<_> = env.iter().map(|(name, value)| (&**name, &**value)).collect();
-        let pod = Ratelease::start(&dir.join("rules"), &cluster().places(), &env).await;
+        let rules = if changes.is_empty() {
+            dir.join("rules")
+        } else {
+            changed_rules(&dir, changes, files.path())
+        };
+        let pod = Ratelease::start(&rules, &cluster().places(), &env).await;
 
         let bootstrap = placed(&bootstrap(&dir), pod.grpc, app).replace(SOCKET, &socket);
         let of_envoy = TempDir::new().expect("a temporary directory");
@@ -271,6 +287,18 @@ fn bootstrap(dir: &Path) -> String {
     std::fs::read_to_string(dir.join("envoy.yaml")).expect("a bootstrap")
 }
 
+/// A copy of the rules, with the changes.
+fn changed_rules(dir: &Path, changes: &[(&str, &str)], to: &Path) -> PathBuf {
+    let mut rules = std::fs::read_to_string(dir.join("rules/recipe.yaml")).expect("rules");
+    for (part, other) in changes {
+        rules = rules.replace(part, other);
+    }
+    let changed = to.join("rules");
+    std::fs::create_dir(&changed).expect("a directory");
+    put(changed.join("recipe.yaml"), rules);
+    changed
+}
+
 /// The settings of `ratelease.env`, if there is one, and those of a test.
 fn settings(dir: &Path, name: &str, socket: &str) -> Vec<(String, String)> {
     let text = std::fs::read_to_string(dir.join("ratelease.env")).unwrap_or_default();
@@ -294,7 +322,9 @@ pub fn placed(bootstrap: &str, pod: SocketAddr, app: SocketAddr) -> String {
 /// descriptor.
 async fn require_rules_for_all(dir: &Path) {
     let mut command = Command::new(ratectl());
-    command.args(["check", "--envoy", "envoy.yaml", "--rules", "rules"]).current_dir(dir);
+    command
+        .args(["check", "--envoy", "envoy.yaml", "--rules", "rules", "--strict"])
+        .current_dir(dir);
     let checked = command.output().await.expect("ratectl runs");
     let said = String::from_utf8_lossy(&checked.stdout);
     assert!(checked.status.success(), "{}: {said}", dir.display());

@@ -4,19 +4,26 @@
 //! This file has the routes and the ports; `call` reads and admits requests and answers refusals;
 //! the other modules hold the calls.
 
+mod approvals;
 mod call;
+mod change_sets;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod dialects;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod files;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod observe;
+#[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 pub mod publish;
 mod replay;
 mod rollout_terms;
 mod rollouts;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod rules;
+mod session;
+mod sign_in;
+#[expect(unused_qualifications, reason = "in the code that utoipa makes")]
+mod tokens;
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -48,6 +55,7 @@ use utoipa::openapi::{RefOr, Required};
 use crate::auth::{Access, Caller};
 use crate::document::FieldFault;
 use crate::objects::ObjectCounts;
+use crate::oidc::Provider;
 use crate::push::{PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
 use crate::settings::Settings;
@@ -82,6 +90,8 @@ pub struct App {
     pub store: Store,
     /// The settings of the process, of which calls need the ceilings.
     pub settings: Settings,
+    /// Where people sign in, if they do.
+    pub provider: Option<Provider>,
     /// How many requests there may be.
     pub rates: Rates,
     /// The answers that are not read yet.
@@ -182,9 +192,13 @@ pub fn router(app: Arc<App>) -> Router {
     let short = Router::new()
         .merge(rules::calls())
         .merge(dialects::calls())
+        .merge(change_sets::calls())
         .merge(publish::calls())
         .merge(rollouts::calls())
         .merge(observe::calls())
+        .merge(approvals::calls())
+        .merge(tokens::calls())
+        .merge(sign_in::calls())
         .layer(from_fn_with_state(Arc::clone(&app), call::admit_read))
         .layer(from_fn_with_state(Arc::clone(&app), call::admit))
         .layer(from_fn_with_state(REQUEST_MAX, bounded));
@@ -197,9 +211,10 @@ pub fn router(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&app), call::admit))
         .layer(from_fn_with_state(LONG_REQUEST_MAX, bounded));
     let public = Router::new()
-        .route("/", get(page::serve))
+        .route("/", get(serve_page))
         .route("/openapi.json", get(serve_openapi))
         .merge(observe::probes())
+        .merge(sign_in::public_calls())
         .with_state(Arc::clone(&app));
     let unread = app.unread.clone();
     Router::new()
@@ -216,6 +231,14 @@ pub fn router(app: Arc<App>) -> Router {
 pub fn probes(app: Arc<App>) -> Router {
     let unread = app.unread.clone();
     count_public(observe::probes().with_state(app), unread).fallback(unknown_path)
+}
+
+/// Read the page
+#[utoipa::path(get, operation_id = "serve", tag = "page", path = "/", security(()), responses(
+    (status = 200, description = "The page, for browsers", body = String,
+        content_type = "text/html")))]
+async fn serve_page(State(app): State<Arc<App>>) -> Response {
+    page::serve(app.provider.is_some())
 }
 
 /// Ends a request that takes too long: its transaction is dropped, and so rolled back.
@@ -253,7 +276,7 @@ async fn unknown_method() -> Problem {
         title = "ratelease-control",
         description = "The rules of a fleet: draft, check, publish, roll back"
     ),
-    paths(page::serve),
+    paths(serve_page),
     components(schemas(FieldFault, Problem)),
     security(("token" = []))
 )]
@@ -263,15 +286,19 @@ struct Document;
 const BODY_IS_OPTIONAL: [&str; 2] = ["/v1/check", "/v1/publish"];
 
 /// The descriptions of all calls, which the document has together.
-fn descriptions() -> [utoipa::openapi::OpenApi; 7] {
+fn descriptions() -> [utoipa::openapi::OpenApi; 11] {
     [
         rules::Calls::openapi(),
         dialects::Calls::openapi(),
+        change_sets::Calls::openapi(),
         files::Calls::openapi(),
         publish::Calls::openapi(),
         replay::Calls::openapi(),
         rollouts::Calls::openapi(),
         observe::Calls::openapi(),
+        approvals::Calls::openapi(),
+        tokens::Calls::openapi(),
+        sign_in::Calls::openapi(),
     ]
 }
 

@@ -23,6 +23,7 @@ use tracing::warn;
 use crate::api::{self, App};
 use crate::auth::{Access, Token};
 use crate::objects::{self, ObjectCounts};
+use crate::oidc::Provider;
 use crate::push::{self, Fleet, PodServer, PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
 use crate::settings::Settings;
@@ -77,6 +78,7 @@ pub struct Control {
     pods_listener: TcpListener,
     probes_listener: Option<TcpListener>,
     pods_tls: Option<CertificateFiles>,
+    provider: Option<Provider>,
     cluster: Option<Client>,
     settings: Settings,
     store: Store,
@@ -97,6 +99,14 @@ impl Control {
                     spawn_blocking(move || CertificateFiles::load(files, push::TLS_PORT)).await;
                 let loaded = loaded.map_err(|error| StartError::Serve(error.to_string()))?;
                 Some(loaded.map_err(StartError::Tls)?)
+            }
+        };
+        let provider = match settings.sign_in.clone() {
+            None => None,
+            Some(sign_in) => {
+                let made = spawn_blocking(move || Provider::new(sign_in)).await;
+                let made = made.map_err(|error| StartError::Serve(error.to_string()))?;
+                Some(made.map_err(StartError::Tls)?)
             }
         };
         let cluster = match settings.kubernetes_rules {
@@ -121,6 +131,7 @@ impl Control {
             pods_listener,
             probes_listener,
             pods_tls,
+            provider,
             cluster,
             settings,
             store,
@@ -133,7 +144,7 @@ impl Control {
     /// Fails without random numbers.
     pub async fn run(self, stop: impl Future<Output = ()> + Send) -> Result<(), StartError> {
         let Self { settings, store, http_listener, pods_listener, pods_tls, cluster, .. } = self;
-        let probes_listener = self.probes_listener;
+        let (probes_listener, provider) = (self.probes_listener, self.provider);
         let (sender, published) = watch::channel(Arc::new(PublishedSet::default()));
         let (polls, polled) = watch::channel(0);
         let wake = Arc::new(Notify::new());
@@ -157,6 +168,7 @@ impl Control {
         let app = Arc::new(App {
             store: store.clone(),
             settings: settings.clone(),
+            provider,
             rates: Rates::new(settings.rates),
             unread: api::unread_answers(),
             database_up: Mutex::default(),

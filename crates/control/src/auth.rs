@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::store::{NewToken, TokenRow};
+use crate::store::{NewSession, NewToken, Person, SessionRow, TokenRow};
 
 /// What a token begins with, so that scanners for leaked secrets can find it.
 const PREFIX: &str = "rlc";
@@ -43,16 +43,34 @@ pub struct Token {
     secret: String,
 }
 
-/// Who calls, by a token that is valid.
+/// The rights of a person, by the claims of the provider.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rights {
+    /// The highest access that any role gives.
+    pub access: Access,
+    /// The domains of all roles; `None` for all.
+    pub domains: Option<Vec<String>>,
+    /// The domains of the roles that may write; `None` for all.
+    pub writable: Option<Vec<String>>,
+}
+
+/// Who calls, by a token or a session that is valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
     /// The name and the id of the token, as history and audit log show it.
     pub name: String,
-    /// The id of the token.
+    /// The id of the token, or of the person who signed in.
     pub id: String,
+    /// The id of the session, of a person who signed in.
+    pub session: Option<String>,
+    /// Who is responsible: the one who had the API make the token, else the caller; as
+    /// ISSUER#SUBJECT or the id of a token.
+    pub person: String,
     access: Access,
     /// `None` for all.
     domains: Option<Vec<String>>,
+    /// The domains that may be changed; `None` for all.
+    writable: Option<Vec<String>>,
 }
 
 // === impl Access ===
@@ -76,6 +94,88 @@ impl FromStr for Access {
         let found = all.into_iter().find(|it| it.name() == text);
         found.ok_or_else(|| format!("'{text}': expected read, write or admin"))
     }
+}
+
+/// A token that is to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenRequest {
+    /// The name in history and audit log.
+    pub name: String,
+    /// The access.
+    pub access: Access,
+    /// The domains that it may use; `None` for all.
+    pub domains: Option<Vec<String>>,
+    /// Days for which it is valid; `None` for until it is revoked.
+    pub days: Option<u32>,
+    /// Who has it made, as ISSUER#SUBJECT or the id of a token; empty for the command line.
+    pub made_by: String,
+}
+
+/// Maximum number of domains of a token: conditions of the database name each of them.
+const DOMAINS_MAX: usize = 256;
+
+/// Maximum bytes of its name.
+const NAME_BYTES_MAX: usize = 128;
+
+/// Maximum number of days for which a token is valid, unless it has no end: ten years.
+const DAYS_MAX: u32 = 3650;
+
+// === impl TokenRequest ===
+
+impl TokenRequest {
+    /// The faults, each with its field and the expected value.
+    pub fn faults(&self) -> Vec<(&'static str, String)> {
+        let mut faults = Vec::new();
+        let Self { name, access, domains, days, .. } = self;
+        if *access == Access::Admin && domains.is_some() {
+            faults.push(("domains", "a token of access admin is for all domains".to_owned()));
+        }
+        if domains.as_ref().is_some_and(|all| all.len() > DOMAINS_MAX) {
+            faults.push(("domains", format!("expected at most {DOMAINS_MAX} domains")));
+        }
+        if let Some(pattern) = domains.iter().flatten().find(|it| it.contains('*')) {
+            let pattern = ratelease_rules::excerpt(pattern);
+            let why = format!(
+                "'{pattern}' has a '*', and a token has no patterns of domains: name each domain, or \
+                 name none for all"
+            );
+            faults.push(("domains", why));
+        }
+        // A slash would make it the author of another one's name.
+        let is_name = |it: char| it != '/' && !it.is_control();
+        if !(1..=NAME_BYTES_MAX).contains(&name.len()) || !name.chars().all(is_name) {
+            let expected = "expected 1 to 128 bytes, without slashes and control characters";
+            faults.push(("name", expected.to_owned()));
+        }
+        if days.is_some_and(|days| days > DAYS_MAX) {
+            faults.push(("days", format!("expected at most {DAYS_MAX} days")));
+        }
+        faults
+    }
+
+    /// The row of the database.
+    pub fn row(&self, token: &Token) -> NewToken {
+        let expires_at = self.days.map(|days| {
+            let valid = i64::from(days) * 24 * 3600 * 1000;
+            Timestamp::now().as_millisecond().saturating_add(valid)
+        });
+        let row = token.row(&self.name, self.access, self.domains.clone(), expires_at);
+        NewToken { made_by: self.made_by.clone(), ..row }
+    }
+
+    /// The token and its rights, for the audit log.
+    pub fn subject(&self, token: &Token) -> String {
+        let domains = self.domains.as_ref().map_or_else(|| "all".to_owned(), |it| it.join(", "));
+        format!("{}: {} of {domains}", token.id(), self.access.name())
+    }
+}
+
+/// Who an author is: ISSUER#SUBJECT of a person, the id of a token, or the whole name.
+pub fn identity(author: &str) -> &str {
+    let is_id = |it: &&str| it.len() == 2 * ID_BYTES && it.bytes().all(|it| it.is_ascii_hexdigit());
+    let id = author.rsplit_once('/').map(|(_, id)| id).filter(is_id);
+    let person = || author.split_once('/').map(|(_, person)| person);
+    id.or_else(person).unwrap_or(author)
 }
 
 // === impl Token ===
@@ -132,6 +232,7 @@ impl Token {
             access: access.name().to_owned(),
             domains,
             expires_at,
+            made_by: String::new(),
         }
     }
 
@@ -144,7 +245,43 @@ impl Token {
         let is_valid = revoked_at.is_none() && token.expires_at.is_none_or(|until| now < until);
         let access = token.access.parse().ok().filter(|_| is_same && is_valid)?;
         let name = format!("{}/{}", token.name, token.id);
-        Some(Caller { name, id: token.id.clone(), access, domains: token.domains.clone() })
+        let id = token.id.clone();
+        let person = if token.made_by.is_empty() { id.clone() } else { token.made_by.clone() };
+        let domains = token.domains.clone();
+        Some(Caller { name, id, session: None, person, access, writable: domains.clone(), domains })
+    }
+
+    /// The row of a session with these rights, whose secret this is.
+    pub fn session(&self, rights: &Rights, roles: &str, expires_at: i64) -> NewSession {
+        NewSession {
+            id: self.id.clone(),
+            hash: self.hash().to_hex().to_string(),
+            access: rights.access.name().to_owned(),
+            domains: rights.domains.clone(),
+            writable: rights.writable.clone(),
+            roles: roles.to_owned(),
+            expires_at,
+        }
+    }
+
+    /// Who this is, if the database holds this session, and it has not ended. It has if the
+    /// settings that its rights follow from, whose hash is `roles`, have changed.
+    pub fn caller_of_session(&self, row: &SessionRow, roles: &str) -> Option<Caller> {
+        let SessionRow { session, person, is_revoked } = row;
+        let is_same = blake3::Hash::from_hex(&session.hash).is_ok_and(|hash| hash == self.hash());
+        let is_valid = Timestamp::now().as_millisecond() < session.expires_at
+            && !is_revoked
+            && session.roles == roles;
+        let access = session.access.parse().ok().filter(|_| is_same && is_valid)?;
+        Some(Caller {
+            name: person.author(),
+            id: person.id.clone(),
+            session: Some(session.id.clone()),
+            person: person.identity(),
+            access,
+            domains: session.domains.clone(),
+            writable: session.writable.clone(),
+        })
     }
 
     fn hash(&self) -> blake3::Hash {
@@ -161,13 +298,34 @@ impl fmt::Debug for Token {
     }
 }
 
+// === impl Person ===
+
+impl Person {
+    /// The person as an author: the name, the issuer and the subject.
+    pub fn author(&self) -> String {
+        format!("{}/{}", self.name, self.identity())
+    }
+
+    /// Who the person is, for good.
+    pub fn identity(&self) -> String {
+        format!("{}#{}", self.issuer, self.subject)
+    }
+}
+
 // === impl Caller ===
 
 impl Caller {
     /// What publishes objects of Kubernetes for these domains; `None` for all. It has no token.
     pub fn of_objects(domains: Option<Vec<String>>) -> Self {
+        let (id, person) = (String::new(), String::new());
+        let writable = domains.clone();
         let name = "kubernetes".to_owned();
-        Self { name, id: String::new(), access: Access::Write, domains }
+        Self { name, id, session: None, person, access: Access::Write, domains, writable }
+    }
+
+    /// Narrows the caller to the domains that it may change.
+    pub fn into_writer(self) -> Self {
+        Self { domains: self.writable.clone(), ..self }
     }
 
     /// Whose domains share a part of the memory of pods, in words; and who has no such share.
@@ -197,6 +355,11 @@ impl Caller {
         self.domains.as_ref().is_none_or(|domains| domains.iter().any(|it| it == domain))
     }
 
+    /// The domains that the caller may change; `None` for all.
+    pub fn writable(&self) -> Option<&[String]> {
+        self.writable.as_deref()
+    }
+
     /// The domains that the caller may use; `None` for all.
     pub fn domains(&self) -> Option<&[String]> {
         self.domains.as_deref()
@@ -209,7 +372,8 @@ mod tests {
 
     fn row(token: &Token, access: Access, domains: Option<Vec<String>>) -> TokenRow {
         let token = token.row("ci", access, domains, None);
-        TokenRow { token, created_at: 0, revoked_at: None, written: 0 }
+        let (issuer, subject) = (String::new(), String::new());
+        TokenRow { token, created_at: 0, revoked_at: None, written: 0, issuer, subject }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! The order of records is that of the file, because wildcards are tried in that order.
 
 mod check;
+mod content;
 mod difference;
 mod render;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use self::check::PATH_BYTES_MAX;
 pub use check::{
     FieldFault, check_sizes, check_together, compile, memory_for_rules, mib, need_at_most, weigh,
 };
+pub use content::Content;
 pub use difference::{Difference, RuleChange, difference, longest_window, shadow};
 pub use render::render;
 
@@ -192,6 +194,43 @@ pub fn check_entries(entries: &mut [Entry]) -> Result<(), Vec<EntryFault>> {
         }
     }
     if faults.is_empty() { Ok(()) } else { Err(faults) }
+}
+
+// What the compiler and its schema say of rule files, for rules that are pushed to pods.
+
+/// The field that names a store of a pod, which rules from xDS cannot: no control plane knows these.
+const STORE: &str = "store";
+
+/// The schema of rule files, without what the control plane refuses.
+pub fn schema() -> Value {
+    let mut schema = ratelease_rules::schema();
+    if let Some(properties) = schema["properties"].as_object_mut() {
+        properties.remove(STORE);
+    }
+    let maps = schema["definitions"].as_object_mut().into_iter().flatten();
+    for properties in maps.filter_map(|(_, map)| map["properties"].as_object_mut()) {
+        properties.remove(STORE);
+    }
+    schema
+}
+
+/// What the compiler says of a rule file, but for stores: it does not know why there are none.
+pub fn without_store(message: &str) -> String {
+    match message.starts_with("unknown store ") {
+        true => {
+            "rules that are pushed to pods cannot name a store; remove it, or have the rule in \
+                 a file of the pods that have the store"
+                .to_owned()
+        }
+        false => message.to_owned(),
+    }
+}
+
+/// What the compiler says of rules that are in no file, and of values that have no quotes.
+pub fn without_file(message: &str) -> String {
+    let message = message.strip_prefix("error loading config file: ").unwrap_or(message);
+    let message = message.replacen(", without quotes", "", 1).replacen(" without quotes", "", 1);
+    without_store(&message)
 }
 
 // Reads a rule file to a document. The compiler checks the file first, so that what is left to read

@@ -11,7 +11,7 @@
 //!
 //! # Modules
 //!
-//! `document` is pure; `store` holds all SQL, `auth` knows tokens, `rates` counts requests
+//! `document` is pure; `store` holds all SQL, `auth` knows tokens, `oidc` has people sign in, `rates` counts requests
 //! and bounds what is handled at a time, and `work` keeps the permits of requests until their work
 //! ends. `objects` follows the rules of a Kubernetes cluster. `push` serves pods, `metrics`,
 //! `page` and `api` serve people; `settings` is the command line, `tokens` and `app` are
@@ -27,6 +27,7 @@ mod document;
 mod gate;
 mod metrics;
 mod objects;
+mod oidc;
 mod page;
 mod push;
 mod rates;

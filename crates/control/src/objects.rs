@@ -11,14 +11,18 @@
 //! change meanwhile. So what is in force outlives this process and the API server, and versions,
 //! pods and rollouts know no objects. One replica follows them: the one that has the lock.
 //!
-//! `api_server` speaks with it. `object` reads an object, `plan` says what is to be done, `status`
-//! what is to be said; they are pure.
+//! `api_server` speaks with it. `queue` has what waits to be read, `object` reads an object, `plan`
+//! says what is to be done, `status` what is to be said; they are pure.
+//!
+//! Namespaces are of tenants who need not be friends. So objects are read, published and told about
+//! of one namespace after the other, and what a namespace costs is bounded: time, and what is kept.
 
 mod api_server;
 #[cfg(test)]
 mod crd;
 mod object;
 mod plan;
+mod queue;
 mod rollout;
 mod status;
 
@@ -26,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use jiff::Timestamp;
@@ -37,11 +41,12 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
-use self::api_server::{EVENTS_MAX, Event, cluster, watch, write_statuses};
+use self::api_server::{EVENTS_MAX, Event, Said, cluster, watch, write_statuses};
 use self::object::{ApiObject, Faults, Key, Object};
 use self::plan::{Change, Plan, Verdict, namespace_of, plan};
+use self::queue::Queue;
 use self::rollout::Tries;
-use self::status::{Basis, Pods, Status};
+use self::status::{Basis, Notice, Pods, Status};
 use crate::api::publish::{ATTEMPTS_MAX, approve, domain_memory, publish_texts, replacements};
 use crate::api::{App, Problem};
 use crate::auth::Caller;
@@ -66,6 +71,12 @@ const CHECK_MAX: Duration = Duration::from_secs(10);
 const TICK_MAX: Duration = Duration::from_secs(30);
 const PUBLISH_MAX: Duration = Duration::from_secs(300);
 
+/// How long objects are read until the tick, the lock and a publication have their turns.
+const READ_MAX: Duration = Duration::from_millis(100);
+
+/// Events that are received before objects are read.
+const RECEIVED_MAX: usize = 500;
+
 /// Interval at which statuses are compared, and a plan that failed is tried again.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -75,9 +86,10 @@ const STATUSES_MAX: usize = 50;
 const STATUS_TICKS: u64 = 30;
 const NUMBERS_MAX: usize = 10;
 
-/// Domains of one version; versions that are refused until others are looked at again, and the
+/// Domains of one version, and its bytes, so that none takes long; versions that are refused until others are looked at again, and the
 /// ticks until those of a namespace that was refused are tried again, which double each time.
 const BATCH_MAX: usize = 500;
+const BATCH_BYTES_MAX: usize = 4 << 20;
 const REFUSALS_MAX: usize = 8;
 const RETRY_TICKS: u64 = 30;
 const RETRY_TICKS_MAX: u64 = 600;
@@ -200,17 +212,18 @@ async fn lead(client: &Client, app: &Arc<App>, scope: &Scope) -> Result<(), Stor
                 // However long that took, events have their turn.
                 tick.reset();
             }
-            event = events.recv() => {
+            event = events.recv(), if !follower.is_behind() => {
                 let Some(event) = event else { return Ok(()) };
-                follower.take(event).await;
-                // What comes together is published together.
-                for _ in 1..BATCH_MAX {
+                follower.note_event(event);
+                // What comes together is published together, and only the newest of it counts.
+                for _ in 1..RECEIVED_MAX {
                     let Ok(event) = events.try_recv() else { break };
-                    follower.take(event).await;
+                    follower.note_event(event);
                 }
             }
-            () = ready(()), if follower.is_due() => {}
+            () = ready(()), if follower.is_due() || follower.is_ready() => {}
         }
+        follower.read_waiting().await;
         if done.is_ok() && follower.is_due() {
             done = within(PUBLISH_MAX, "a publication", follower.publish_due()).await?;
         }
@@ -329,6 +342,10 @@ struct Follower {
     objects: Objects,
     /// Those of a list that is under way.
     listed: Option<Objects>,
+    /// What is to be read.
+    queue: Queue,
+    /// When it began to follow them; times are counted from then.
+    begun: Instant,
     /// Whether all objects were listed once.
     is_complete: bool,
     /// Whether one went or shrank since, and at which tick all may be listed again because of that.
@@ -358,6 +375,8 @@ struct Follower {
     said: HashMap<Key, Basis>,
     /// Statuses that were handed to the writer, and at which tick.
     sent: BTreeMap<Key, (Status, u64)>,
+    /// What was told of objects last as an Event.
+    told_of: BTreeMap<Key, Notice>,
     /// The object whose status was handed over last: the next ones come first.
     last_sent: Option<Key>,
     ticks: u64,
@@ -439,9 +458,12 @@ impl Waits {
 // === impl Follower ===
 
 impl Follower {
+    #[allow(clippy::disallowed_methods, reason = "the edge: counts what objects cost")]
     fn new(app: Arc<App>, any_domain: BTreeSet<String>) -> Self {
         Self {
             app,
+            queue: Queue::new(any_domain.clone()),
+            begun: Instant::now(),
             any_domain,
             objects: Objects::default(),
             listed: None,
@@ -461,6 +483,7 @@ impl Follower {
             kept: BTreeMap::new(),
             said: HashMap::new(),
             sent: BTreeMap::new(),
+            told_of: BTreeMap::new(),
             last_sent: None,
             ticks: 0,
         }
@@ -471,38 +494,98 @@ impl Follower {
         self.is_complete && self.is_due
     }
 
-    async fn take(&mut self, event: Event) {
+    /// Whether there is something to read.
+    fn is_ready(&self) -> bool {
+        self.queue.is_ready(self.begun.elapsed())
+    }
+
+    /// Whether so much waits to be read that no more is to be received.
+    fn is_behind(&self) -> bool {
+        self.queue.is_full() && self.is_ready()
+    }
+
+    fn note_event(&mut self, event: Event) {
         match event {
-            Event::Begun => self.listed = Some(Objects::default()),
-            Event::Object(object) => self.take_object(*object).await,
-            Event::Complete => {
-                self.objects = self.listed.take().unwrap_or_default();
-                self.sent.retain(|key, _| self.objects.by_key.contains_key(key));
-                self.said.clear();
-                // What is gone meanwhile has made room.
-                self.refusals.clear();
-                self.is_complete = true;
-                self.has_shrunk = true; // some may have gone unseen
-                self.list_after = self.ticks + LIST_TICKS;
-                self.is_due = true;
-                self.app.objects.is_connected.store(true, Ordering::Relaxed);
-                info!(objects = self.objects.by_key.len(), "all objects are listed");
+            Event::Begun => {
+                self.listed = Some(Objects::default());
+                self.queue.begin_list();
             }
-            Event::Removed(key) => {
-                let makes_room = self.is_published(&key);
-                self.objects.remove(&key);
-                self.sent.remove(&key);
-                self.said.remove(&key);
-                self.is_due = true;
-                self.has_shrunk = true;
-                if makes_room {
-                    self.forget_refusals(&key.namespace);
-                }
+            Event::Object(object) => {
+                self.add_waiting(Key::of(&object), queue::Change::Object(object));
             }
+            Event::Removed(key) => self.add_waiting(key, queue::Change::Removed),
+            Event::Complete => self.queue.end_list(),
             Event::Watching => {
                 self.app.objects.is_connected.store(self.is_complete, Ordering::Relaxed);
             }
             Event::Lost => self.app.objects.is_connected.store(false, Ordering::Relaxed),
+        }
+    }
+
+    fn add_waiting(&mut self, key: Key, change: queue::Change) {
+        if let Some(lost) = self.queue.add(key, change) {
+            warn!("too much waits to be read: {lost} is not followed until all are listed again");
+            self.note_incomplete(lost.namespace);
+        }
+    }
+
+    /// Notes that an object of a namespace is not known.
+    fn note_incomplete(&mut self, namespace: String) {
+        let known = self.listed.as_mut().unwrap_or(&mut self.objects);
+        known.incomplete.insert(namespace);
+    }
+
+    /// Reads what waits, for a while.
+    async fn read_waiting(&mut self) {
+        let end = self.begun.elapsed() + READ_MAX;
+        loop {
+            let now = self.begun.elapsed();
+            if self.queue.completes_list(now) {
+                self.complete_list();
+            }
+            if now >= end {
+                return;
+            }
+            let Some((key, change, completes)) = self.queue.next(now) else { return };
+            match change {
+                queue::Change::Removed => self.remove(&key),
+                queue::Change::Object(object) => self.take_object(*object).await,
+            }
+            // What waited for the last one that its namespace lacked.
+            self.is_due |= completes;
+            let done = self.begun.elapsed();
+            self.queue.charge(&key.namespace, done.saturating_sub(now), done);
+        }
+    }
+
+    fn complete_list(&mut self) {
+        self.objects = self.listed.take().unwrap_or_default();
+        self.sent.retain(|key, _| self.objects.by_key.contains_key(key));
+        self.told_of.retain(|key, _| self.objects.by_key.contains_key(key));
+        self.said.clear();
+        // What is gone meanwhile has made room.
+        self.refusals.clear();
+        self.is_complete = true;
+        self.has_shrunk = true; // some may have gone unseen
+        self.list_after = self.ticks + LIST_TICKS;
+        self.is_due = true;
+        self.app.objects.is_connected.store(true, Ordering::Relaxed);
+        info!(objects = self.objects.by_key.len(), "all objects are listed");
+    }
+
+    fn remove(&mut self, key: &Key) {
+        let makes_room = self.is_published(key);
+        self.objects.remove(key);
+        if let Some(listed) = &mut self.listed {
+            listed.remove(key);
+        }
+        self.sent.remove(key);
+        self.told_of.remove(key);
+        self.said.remove(key);
+        self.is_due = true;
+        self.has_shrunk = true;
+        if makes_room {
+            self.forget_refusals(&key.namespace);
         }
     }
 
@@ -511,8 +594,7 @@ impl Follower {
     async fn take_object(&mut self, object: ApiObject) {
         let key = Key::of(&object);
         let Some((object, lacking)) = self.read(object).await else {
-            let known = self.listed.as_mut().unwrap_or(&mut self.objects);
-            known.incomplete.insert(key.namespace);
+            self.note_incomplete(key.namespace);
             return;
         };
         let former = self.objects.by_key.get(&key);
@@ -622,32 +704,57 @@ impl Follower {
         self.verdicts = verdicts;
         self.told = None;
         changes.retain(|it| it.by.is_some() || !self.objects.lacks_some_of(&it.namespace));
+        // One that was not read yet may be the older one of two for a domain.
+        changes.retain(|it| !self.queue.lacks_some_of(&it.namespace));
         for change in &changes {
             self.refuse_too_many(change);
         }
         let (refused, mut due): (Vec<_>, Vec<_>) =
             changes.into_iter().partition(|it| self.refusals.contains_key(&it.domain));
-        // Namespaces of which nothing was refused come first, so that none holds up the others; and
-        // of them what makes room.
+        // Namespaces of which nothing was refused come first, so that none holds up the others. They
+        // take turns, and of each comes first what makes room.
         let refused: BTreeSet<_> = refused.iter().map(|it| it.namespace.as_str()).collect();
         let published = Arc::clone(&self.app.published.borrow());
-        due.sort_by_key(|it| {
+        due.sort_by_cached_key(|it| self.grows(it, &published));
+        let turns = turns(due.iter().map(|it| &*it.namespace));
+        let mut due: Vec<_> = due.into_iter().zip(turns).collect();
+        due.sort_by_cached_key(|(it, turn)| {
             let is_refused = refused.contains(&*it.namespace);
-            (self.waits.of(&it.namespace), is_refused, self.grows(it, &published))
+            (self.waits.of(&it.namespace), is_refused, *turn)
         });
-        due.truncate(BATCH_MAX);
-        due
+        let mut bytes = 0;
+        let due = due.into_iter().map(|(it, _)| it).take(BATCH_MAX).take_while(|it| {
+            let has_room = bytes < BATCH_BYTES_MAX;
+            bytes += self.cost(it);
+            has_room
+        });
+        due.collect()
     }
 
     /// Publishes changes as one version, or if some are refused as several.
     async fn publish_parts(&mut self, due: &[Change]) -> Result<(), StoreError> {
+        // Those that were refused lately, which are the last ones, hold up no others.
+        let (others, refused) =
+            due.split_at(due.partition_point(|it| self.waits.of(&it.namespace) == 0));
         let is_rolled_out = |it: &Change| self.object_of(it).is_some_and(|it| it.rollout.is_some());
-        let (gradual, at_once): (Vec<_>, Vec<_>) = due.iter().cloned().partition(is_rolled_out);
-        // Each rollout is of one object; the others come first.
-        let mut batches: Vec<_> = gradual.chunks(1).chain([&*at_once]).collect();
+        let parts = [refused, others].map(|part| -> (Vec<_>, Vec<_>) {
+            part.iter().cloned().partition(is_rolled_out)
+        });
+        let mut batches = Vec::new();
+        for (gradual, at_once) in &parts {
+            // Each rollout is of one object; the others come first.
+            batches.extend(gradual.chunks(1));
+            batches.push(at_once);
+        }
         let mut refusals = 0;
-        while let Some(batch) = batches.pop().filter(|it| !it.is_empty()) {
-            let problem = match self.publish(batch).await {
+        while let Some(batch) = batches.pop() {
+            if batch.is_empty() {
+                continue;
+            }
+            let began = self.begun.elapsed();
+            let done = self.publish(batch).await;
+            self.charge(batch, self.begun.elapsed().saturating_sub(began));
+            let problem = match done {
                 Ok(written) => {
                     self.note_published(batch, written);
                     continue;
@@ -675,6 +782,17 @@ impl Follower {
             }
         }
         Ok(())
+    }
+
+    /// Charges the namespaces of a batch for the time that it took, in proportion to its bytes.
+    fn charge(&mut self, batch: &[Change], took: Duration) {
+        let now = self.begun.elapsed();
+        let all: usize = batch.iter().map(|it| self.cost(it)).sum();
+        for change in batch {
+            // Both numbers are below 2^32, and a share is at most 1.
+            let share = self.cost(change) as f64 / all.max(1) as f64;
+            self.queue.charge(&change.namespace, took.mul_f64(share), now);
+        }
     }
 
     /// Notes what a publication has written, so that it need not be read.
@@ -765,7 +883,7 @@ impl Follower {
     }
 
     /// Does what the time asks for, and hands statuses that differ to the writer.
-    async fn tick(&mut self, writer: &mpsc::Sender<(Key, Status)>) -> Result<(), StoreError> {
+    async fn tick(&mut self, writer: &mpsc::Sender<Said>) -> Result<(), StoreError> {
         self.ticks += 1;
         if !self.is_complete {
             return Ok(());
@@ -780,13 +898,23 @@ impl Follower {
         let statuses = self.statuses(&set, &pods);
         self.told = statuses.is_empty().then_some((set.version, pods));
         for (key, status) in statuses {
-            if writer.try_send((key.clone(), status.clone())).is_err() {
+            let notice = self.notice(&key, &status);
+            if writer.try_send((key.clone(), status.clone(), notice.clone())).is_err() {
                 break;
             }
+            self.told_of.extend(notice.map(|it| (key.clone(), it)));
             self.sent.insert(key.clone(), (status, self.ticks));
             self.last_sent = Some(key);
         }
         Ok(())
+    }
+
+    /// What is to be told of a status that was not told before.
+    fn notice(&self, key: &Key, status: &Status) -> Option<Notice> {
+        let object = self.objects.by_key.get(key)?;
+        let notice = Notice::of(status, &object.uid)?;
+        let told = self.told_of.get(key);
+        told.is_none_or(|told| !notice.repeats(told)).then_some(notice)
     }
 
     /// Has all objects listed again if one that had no room would have some now: its spec is not kept.
@@ -808,6 +936,7 @@ impl Follower {
         let refusals = self.refusals.len();
         self.refusals.retain(|_, (_, until)| *until > ticks);
         self.waits.age(ticks);
+        self.queue.age(self.begun.elapsed());
         // A plan looks at all statuses again too.
         self.is_due |= self.is_failing
             || refusals != self.refusals.len()
@@ -816,8 +945,8 @@ impl Follower {
         self.planned = version;
     }
 
-    /// The statuses that are to be written, those first that mean something new, and of those the
-    /// ones after the last that was handed over.
+    /// The statuses that are to be written, those first that mean something new. Of those, namespaces
+    /// take turns, beginning after the object whose status was handed over last.
     fn statuses(&mut self, set: &PublishedSet, pods: &Pods) -> Vec<(Key, Status)> {
         let (mut meaningful, mut numbers) = (Vec::new(), Vec::new());
         let mut accepted = 0;
@@ -855,11 +984,26 @@ impl Follower {
         for found in [&mut meaningful, &mut numbers] {
             let first = found.partition_point(|(key, _)| Some(key) <= self.last_sent.as_ref());
             found.rotate_left(first);
+            let turns = turns(found.iter().map(|(key, _)| &*key.namespace));
+            let mut turned: Vec<_> = std::mem::take(found).into_iter().zip(turns).collect();
+            turned.sort_by_key(|it| it.1);
+            found.extend(turned.into_iter().map(|it| it.0));
         }
         numbers.truncate(NUMBERS_MAX);
         meaningful.append(&mut numbers);
         meaningful
     }
+}
+
+/// The turn of each of these namespaces: 0 for the first time that one is named, 1 for the second.
+fn turns<'n>(namespaces: impl Iterator<Item = &'n str>) -> Vec<usize> {
+    let mut named: HashMap<&str, usize> = HashMap::new();
+    let mut turn = |namespace: &'n str| {
+        let turn = named.entry(namespace).or_default();
+        *turn += 1;
+        *turn - 1
+    };
+    namespaces.map(&mut turn).collect()
 }
 
 /// The documents of texts; without rules if there is no text.
@@ -945,6 +1089,11 @@ mod tests {
         assert_eq!(waits.of("shop"), 0);
     }
 
+    #[test]
+    fn each_namespace_has_its_first_turn_before_another_has_its_second() {
+        assert_eq!(turns(["shop", "evil", "evil", "bank", "evil"].into_iter()), [0, 0, 1, 0, 2]);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn what_the_database_does_not_answer_ends() {
         let found = within(CHECK_MAX, "the lock", std::future::pending::<()>()).await;
@@ -958,6 +1107,9 @@ mod tests {
             changed: 5,
             rules: 1,
             is_changed: false,
+            changed_at: None,
+            changed_by: Vec::new(),
+            approvals: 0,
             owner: Some("shop/limits".to_owned()),
             hash: Some(hash.to_owned()),
         }

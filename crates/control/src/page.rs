@@ -7,22 +7,24 @@
 
 use std::sync::LazyLock;
 
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use http::StatusCode;
 use http::header::{
     CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
     X_FRAME_OPTIONS,
 };
-use ratelease_rules::schema;
 use sha2::{Digest, Sha256};
+
+use crate::document::schema;
 
 const HTML: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/style.css");
 
 /// The parts of the script, which is one module: the order is that of their use. Before them stand
 /// the JSON Schemas of the maps of a rule file.
-const SCRIPT: [&str; 16] = [
+const SCRIPT: [&str; 20] = [
     include_str!("page/elements.js"),
     include_str!("page/words.js"),
     include_str!("page/api.js"),
@@ -31,19 +33,29 @@ const SCRIPT: [&str; 16] = [
     include_str!("page/fields.js"),
     include_str!("page/editor.js"),
     include_str!("page/saving.js"),
+    include_str!("page/change_sets.js"),
     include_str!("page/differences.js"),
+    include_str!("page/approvals.js"),
     include_str!("page/changes.js"),
     include_str!("page/dry_run.js"),
     include_str!("page/rollouts.js"),
     include_str!("page/versions.js"),
     include_str!("page/files.js"),
     include_str!("page/pods.js"),
+    include_str!("page/access.js"),
+    include_str!("page/audit.js"),
     include_str!("page/main.js"),
 ];
 
 /// What the parts take the place of.
 const STYLE_PLACE: &str = "/*style*/";
 const SCRIPT_PLACE: &str = "/*script*/";
+
+/// The root of the page.
+const ROOT: &str = "<html lang=\"en\">";
+
+/// The root of the page if people can sign in at a provider, which the script looks for.
+const ROOT_WITH_PROVIDER: &str = "<html lang=\"en\" data-sign-in>";
 
 const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
@@ -52,14 +64,13 @@ static PAGE: LazyLock<Page> = LazyLock::new(Page::new);
 
 struct Page {
     text: String,
+    /// The page where people can sign in at a provider.
+    text_with_provider: String,
     policy: String,
 }
 
-/// Read the page
-#[utoipa::path(get, path = "/", security(()), responses(
-    (status = 200, description = "The page, for browsers", body = String,
-        content_type = "text/html")))]
-pub async fn serve() -> impl IntoResponse {
+/// The page; people can sign in at a provider if there is one.
+pub fn serve(has_provider: bool) -> Response {
     let headers = [
         (CONTENT_TYPE, "text/html; charset=utf-8"),
         (CONTENT_SECURITY_POLICY, PAGE.policy.as_str()),
@@ -69,7 +80,51 @@ pub async fn serve() -> impl IntoResponse {
         (OPENER_POLICY, "same-origin"),
         (RESOURCE_POLICY, "same-origin"),
     ];
-    (headers, PAGE.text.as_str())
+    let text = if has_provider { &PAGE.text_with_provider } else { &PAGE.text };
+    (headers, text.as_str()).into_response()
+}
+
+/// A page that says one thing, and leads back: it has the style of the page, and no script.
+pub fn message(status: StatusCode, title: &str, words: &[&str]) -> Response {
+    let words = words.iter().map(|it| format!("<p>{}</p>", escaped(it))).collect::<String>();
+    let title = escaped(title);
+    let text = format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <meta name=\"color-scheme\" content=\"light dark\"><title>{title}</title>\
+         <style>{STYLE}</style></head><body><header><h1>ratelease <span>control</span></h1></header>\
+         <main><section><h2>{title}</h2>{words}<p><a href=\"/v1/sign-in\">Sign in again</a> or \
+         <a href=\"/\">go to the page</a></p></section></main></body></html>\n"
+    );
+    let policy = format!(
+        "default-src 'none'; style-src {}; base-uri 'none'; form-action 'none'; \
+         frame-ancestors 'none'",
+        hash(STYLE)
+    );
+    let headers = [
+        (CONTENT_TYPE, "text/html; charset=utf-8"),
+        (CONTENT_SECURITY_POLICY, policy.as_str()),
+        (REFERRER_POLICY, "no-referrer"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (X_FRAME_OPTIONS, "DENY"),
+    ];
+    (status, headers, text).into_response()
+}
+
+/// A text within markup.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for it in text.chars() {
+        match it {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            it => escaped.push(it),
+        }
+    }
+    escaped
 }
 
 fn hash(text: &str) -> String {
@@ -89,7 +144,8 @@ impl Page {
             hash(&script),
             hash(STYLE)
         );
-        Self { text, policy }
+        let text_with_provider = text.replacen(ROOT, ROOT_WITH_PROVIDER, 1);
+        Self { text, text_with_provider, policy }
     }
 }
 
@@ -99,7 +155,8 @@ mod tests {
 
     #[test]
     fn the_page_is_whole_and_has_no_way_for_markup() {
-        let Page { text, policy } = Page::new();
+        let Page { text, text_with_provider, policy } = Page::new();
+        assert!(text_with_provider.contains(ROOT_WITH_PROVIDER));
         assert!(!text.contains(STYLE_PLACE) && !text.contains(SCRIPT_PLACE));
         assert_eq!(text.matches("</script>").count(), 1, "the script would end early");
         assert_eq!(text.matches("<script").count(), 1);

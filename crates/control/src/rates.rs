@@ -58,6 +58,8 @@ pub struct RateSettings {
     pub token_requests: NonZeroU32,
     /// Requests a minute of one address whose token is not valid. All of them may come at once.
     pub failed_tokens: NonZeroU32,
+    /// Versions a minute that one token may publish. All of them may come at once.
+    pub token_versions: NonZeroU32,
 }
 
 /// Counts requests. Bounded in memory.
@@ -67,6 +69,10 @@ pub struct Rates {
     token_limit: Limit,
     addresses: MemoryStore,
     address_limit: Limit,
+    /// Versions of tokens, and KiB of the texts that these change.
+    versions: MemoryStore,
+    version_limit: Limit,
+    published: MemoryStore,
     known: Mutex<KnownTokens>,
     lookups: Permits,
     /// Requests that are handled at a time.
@@ -91,6 +97,20 @@ struct KnownTokens {
     order: VecDeque<blake3::Hash>,
 }
 
+/// KiB of texts that a token may publish at once, and in a minute after that. Every pod that has the
+/// domains compiles them: 5000 rules, which is all that a token may have by default, stop a pod of
+/// 200m for some 70 ms, and this is 20 times as much. A larger version takes all of it.
+pub const PUBLISHED_KIB_MAX: u32 = 8 << 10;
+pub const PUBLISHED_KIB_A_MINUTE: u32 = 240;
+
+/// Why a token may not publish yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Excess {
+    /// Whether it has published too many bytes, and not too many versions.
+    pub of_bytes: bool,
+    pub retry_after: Duration,
+}
+
 /// What is left of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
@@ -108,8 +128,7 @@ pub struct Quota {
 
 impl Default for RateSettings {
     fn default() -> Self {
-        let number = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
-        Self { token_requests: number(6000), failed_tokens: number(60) }
+        Self { token_requests: number(6000), failed_tokens: number(60), token_versions: number(60) }
     }
 }
 
@@ -125,13 +144,16 @@ impl Rates {
             };
             MemoryStore::new(Arc::new(now), KEYS_MAX).giving_way()
         };
-        let RateSettings { token_requests, failed_tokens } = settings;
+        let RateSettings { token_requests, failed_tokens, token_versions } = settings;
         Self {
             hasher: KeyHasher::new(""),
             tokens: store(),
             token_limit: a_minute(token_requests, (token_requests.get() / 6).max(1)),
             addresses: store(),
             address_limit: a_minute(failed_tokens, failed_tokens.get()),
+            versions: store(),
+            version_limit: a_minute(token_versions, token_versions.get()),
+            published: store(),
             known: Mutex::default(),
             lookups: Permits::new(usize::MAX, 1),
             requests: Permits::new(usize::MAX, REQUESTS_MAX),
@@ -146,6 +168,19 @@ impl Rates {
     /// Counts a request of the token of this id.
     pub fn take_request(&self, token: &str) -> Quota {
         self.take(&self.tokens, self.token_limit, token, 1)
+    }
+
+    /// Counts a version of the token of this id that changes texts of so many bytes, unless it is one
+    /// too many.
+    pub fn take_version(&self, token: &str, bytes: usize) -> Result<(), Excess> {
+        let refused = |of_bytes, quota: Quota| match quota.retry_after {
+            Some(retry_after) => Err(Excess { of_bytes, retry_after }),
+            None => Ok(()),
+        };
+        refused(false, self.take(&self.versions, self.version_limit, token, 1))?;
+        let kib = (bytes as u64).div_ceil(1024).clamp(1, PUBLISHED_KIB_MAX.into());
+        let kib_limit = a_minute(number(PUBLISHED_KIB_A_MINUTE), PUBLISHED_KIB_MAX);
+        refused(true, self.take(&self.published, kib_limit, token, kib))
     }
 
     /// Counts a token of this address that is not valid, and is not known as valid any more.
@@ -208,6 +243,10 @@ impl fmt::Debug for Rates {
         let addresses = self.addresses.keys();
         f.debug_struct("Rates").field("tokens", &tokens).field("addresses", &addresses).finish()
     }
+}
+
+fn number(number: u32) -> NonZeroU32 {
+    NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN)
 }
 
 fn a_minute(requests: NonZeroU32, burst: u32) -> Limit {
@@ -379,7 +418,7 @@ mod tests {
     fn rates(token_requests: u32, failed_tokens: u32) -> Rates {
         let number = |number| NonZeroU32::new(number).unwrap();
         let (token_requests, failed_tokens) = (number(token_requests), number(failed_tokens));
-        Rates::new(RateSettings { token_requests, failed_tokens })
+        Rates::new(RateSettings { token_requests, failed_tokens, ..RateSettings::default() })
     }
 
     #[test]
@@ -428,6 +467,24 @@ mod tests {
         let address = |last| IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 1, 2, 3, 4, 5, last));
         assert_eq!(client(address(1)), client(address(2)));
         assert_eq!(client(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into()), "127.0.0.1");
+    }
+
+    #[test]
+    fn a_token_publishes_so_many_versions_and_bytes_and_others_go_on() {
+        let few = RateSettings { token_versions: number(3), ..RateSettings::default() };
+        let rates = Rates::new(few);
+        for _ in 0..3 {
+            assert_eq!(rates.take_version("evil", 1), Ok(()));
+        }
+        let excess = rates.take_version("evil", 1).unwrap_err();
+        assert!(!excess.of_bytes && excess.retry_after <= Duration::from_secs(20), "{excess:?}");
+        let rates = Rates::new(RateSettings::default());
+        for _ in 0..2 {
+            assert_eq!(rates.take_version("evil", 4 << 20), Ok(()));
+        }
+        let excess = rates.take_version("evil", 120 << 10).unwrap_err();
+        assert!(excess.of_bytes && excess.retry_after <= Duration::from_secs(30), "{excess:?}");
+        assert_eq!(rates.take_version("shop", 4 << 20), Ok(()));
     }
 
     #[tokio::test]

@@ -1,5 +1,7 @@
 //! The command line, and the settings of `serve`, in the table that all servers of ratelease share.
 
+mod sign_in;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -14,6 +16,7 @@ use ratelease_cli::settings::{
     optional, parsed_secret, path, setting, switch,
 };
 use ratelease_tls::ServerFiles;
+pub use sign_in::SignIn;
 
 use crate::auth::Access;
 use crate::objects::Scope;
@@ -149,6 +152,10 @@ settings! {
         /// Requests a minute that a token may make, of which a sixth may come at once
         "CONTROL_TOKEN_REQUESTS_PER_MINUTE" => token_requests: NonZeroU32 =
             setting("COUNT", "6000", a_minute);
+        /// Versions a minute that a token may publish, all of which may come at once; one of access
+        /// admin has no such bound. Every pod that has the domains compiles each of them
+        "CONTROL_TOKEN_VERSIONS_PER_MINUTE" => token_versions: NonZeroU32 =
+            setting("COUNT", "60", a_minute);
         /// Requests a minute of an address whose token is not valid. Further ones are refused,
         /// except for tokens that were valid before
         "CONTROL_FAILED_TOKENS_PER_MINUTE" => failed_tokens: NonZeroU32 =
@@ -169,6 +176,8 @@ pub struct Settings {
     pub probe_listen: Option<SocketAddr>,
     /// TLS for pods.
     pub pods_tls: Option<ServerFiles>,
+    /// How people sign in, if they do.
+    pub sign_in: Option<SignIn>,
     /// File with the first token.
     pub token_file: Option<PathBuf>,
     /// Which node gets what.
@@ -225,7 +234,8 @@ fn postgres(url: &str) -> Result<Option<Database>, Expected> {
 // === impl Settings ===
 
 impl Sections for Settings {
-    const SECTIONS: &'static [Section<'static>] = &[DatabaseAddress::SECTION, Given::SECTION];
+    const SECTIONS: &'static [Section<'static>] =
+        &[DatabaseAddress::SECTION, Given::SECTION, SignIn::SECTION];
 }
 
 impl Settings {
@@ -234,6 +244,7 @@ impl Settings {
         let database = DatabaseAddress::database(values, faults);
         let given = Given::read(values, faults);
         given.check(faults);
+        let sign_in = SignIn::read(values, faults);
         let files = given.certificate.zip(given.key).zip(given.client_roots);
         let pods_tls = files.map(|((certificate, key), client_roots)| ServerFiles {
             certificate,
@@ -247,6 +258,7 @@ impl Settings {
             pods_listen: given.pods_listen,
             probe_listen: given.probe_listen,
             pods_tls,
+            sign_in,
             token_file: given.token_file,
             selection: Selection(given.node_domains),
             kubernetes_rules: given.kubernetes_rules.then_some(Scope {
@@ -260,6 +272,7 @@ impl Settings {
             rates: RateSettings {
                 token_requests: given.token_requests,
                 failed_tokens: given.failed_tokens,
+                token_versions: given.token_versions,
             },
         }
     }
@@ -466,6 +479,42 @@ mod tests {
         assert_eq!(resolve_in(&[], &env).unwrap().selection, Selection(found));
         assert!(resolve(&["--node-domains", "edge"]).is_err());
         assert!(resolve(&["--node-domains", "edge=,"]).is_err());
+    }
+
+    #[test]
+    fn a_provider_needs_its_client_roles_and_the_public_url() {
+        assert_eq!(resolve(&[]).unwrap().sign_in, None);
+        let roles = r#"{"groups":{"sre":{"access":"admin"}}}"#;
+        let rest = ["--public-url", "https://limits.example", "--oidc-client-id", "limits"];
+        let issuer = ["--oidc-issuer", "https://login.example/realms/x"];
+        let all = [&issuer[..], &rest, &["--oidc-roles", roles]].concat();
+        let found = resolve(&all).unwrap().sign_in.unwrap();
+        assert_eq!(found.origin, "https://limits.example");
+        assert!(found.is_secure && found.client_secret.is_empty());
+        let missing = resolve(&issuer).unwrap_err();
+        for name in ["CONTROL_PUBLIC_URL", "CONTROL_OIDC_CLIENT_ID", "CONTROL_OIDC_ROLES"] {
+            assert!(missing.contains(&format!("{name}: is missing")), "{missing}");
+        }
+        let alone = resolve(&["--oidc-client-id", "x"]).unwrap_err();
+        assert!(alone.contains("has no effect without CONTROL_OIDC_ISSUER"), "{alone}");
+        for (flag, value) in [
+            ("--oidc-issuer", "http://login.example"),
+            ("--oidc-issuer", "https://login.example/?x=y"),
+            ("--public-url", "http://limits.example"),
+            ("--public-url", "https://limits.example/limits"),
+            ("--public-url", "https://me@limits.example"),
+            ("--oidc-roles", "sre=admin"),
+            ("--oidc-scopes", "profile"),
+        ] {
+            let pairs = all.chunks(2).filter(|it| it[0] != flag).flatten().copied();
+            let flags: Vec<_> = pairs.chain([flag, value]).collect();
+            assert!(resolve(&flags).is_err(), "{flag} {value}");
+        }
+        let secret = [("CONTROL_OIDC_CLIENT_SECRET", "a secret")];
+        let found = resolve_in(&all, &secret).unwrap().sign_in.unwrap();
+        assert!(!format!("{found:?}").contains("a secret"), "{found:?}");
+        let shown = resolve(&[&all[..], &["--oidc-client-secret", "x"]].concat()).unwrap_err();
+        assert!(shown.contains("a secret given as a flag shows in ps"), "{shown}");
     }
 
     #[test]

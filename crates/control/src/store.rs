@@ -2,19 +2,26 @@
 //!
 //! ```text
 //! Write ── a transaction: counters first, so that writes happen one after the other
+//!   ├ change sets: changes of one author beside the draft
 //!   ├ rules: the draft, its history, and how large it may be
 //!   ├ versions: publish, roll back; and the audit log
 //!   ├ rollouts: versions for some pods, and the hits that pods report
+//!   ├ approvals: who has to agree before a draft is published, and who did
+//!   ├ sessions: people who are signed in
 //!   └ tokens: what each may add, and the answers to repeated writes
 //! Store ── reads: rules, drafts, versions, rollouts, pods, tokens
 //! ```
 //! Both databases are used through the types and the SQL that they share, but for some migrations.
 //! A write is acknowledged after its commit, and a connection that is dropped before rolls back.
 
+mod approvals;
+mod change_sets;
+mod contents;
 mod pods;
 mod rollout_plan;
 mod rollouts;
 mod rules;
+mod sessions;
 mod tokens;
 mod versions;
 mod write;
@@ -29,6 +36,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+pub use approvals::{APPROVALS_MAX, ApprovalRow, DraftApprovals};
+pub use change_sets::{ChangeSet, SetChange};
+use contents::Compared;
 use jiff::Timestamp;
 pub use pods::{CHANGES_MAX, PodRow};
 pub use rollout_plan::{PlanStep, Share, place_of, wanted};
@@ -41,6 +51,7 @@ pub use rollouts::{
 pub use rollouts::{percent, plan_of_one_stage, share};
 pub use rules::{ChangeRow, DraftDomain, Replacement, RuleFilter, RulePosition, StoredRule};
 use serde::Serializer;
+pub use sessions::{NewSession, Person, SessionRow};
 use sqlx::any::AnyPoolOptions;
 use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
@@ -49,7 +60,7 @@ use thiserror::Error as ThisError;
 pub use tokens::{Answer, AnswerKey, Earlier, NewToken, TokenRow};
 use tokio::time::{sleep, timeout};
 pub use versions::TEXTS_MAX;
-pub use versions::{AuditRow, PublishedText, VersionChange, VersionRow};
+pub use versions::{AuditFilter, AuditRow, PublishedText, VersionChange, VersionRow};
 use write::WriteTurns;
 pub use write::{Author, Write};
 
@@ -154,6 +165,7 @@ pub struct Store {
     backend: Backend,
     /// Whether the domains that objects define are theirs alone.
     follows_objects: bool,
+    compared: Compared,
 }
 
 impl Database {
@@ -212,7 +224,8 @@ impl Store {
         let lists = options(LIST_CONNECTIONS_MAX, LIST_STATEMENT_SECONDS).connect_lazy(&url)?;
         let reserved = options(RESERVED_MAX, STATEMENT_SECONDS).connect_lazy(&url)?;
         let turns = WriteTurns::default();
-        Ok(Self { pool, lists, reserved, turns, backend, follows_objects: false })
+        let compared = Compared::default();
+        Ok(Self { pool, lists, reserved, turns, backend, follows_objects: false, compared })
     }
 
     /// The same database, of which the domains that objects of Kubernetes define are theirs alone.
@@ -394,12 +407,25 @@ pub enum StoreError {
     /// A draft would exceed a ceiling.
     #[error("{0}")]
     TooLarge(String),
+    /// There would be more of something than there may be.
+    #[error("{0}")]
+    TooMany(String),
     /// A value is too long for an index of the database.
     #[error("a value is too long for the database: {0}")]
     TooLong(String),
     /// The token was revoked, or has expired, while the request waited.
     #[error("the token is expired or revoked")]
     TokenEnded,
+    /// The draft of a domain lacks approvals.
+    #[error("{given} of {needed} approvals of the draft of {domain}")]
+    NotApproved {
+        /// The domain.
+        domain: String,
+        /// How many it needs.
+        needed: i64,
+        /// How many it has.
+        given: i64,
+    },
     /// The token has kept as much as it may.
     #[error("the token has kept {written} bytes; expected at most {max}")]
     QuotaUsed {
@@ -456,7 +482,7 @@ impl From<serde_json::Error> for StoreError {
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 13] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 17] = [
     (1, "schema", shared(include_str!("../migrations/0001_schema.sql"))),
     (
         2,
@@ -507,6 +533,25 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 13] = [
             ),
         ],
     ),
+    (15, "draft contents", shared(include_str!("../migrations/0015_draft_contents.sql"))),
+    (16, "change sets", shared(include_str!("../migrations/0016_change_sets.sql"))),
+    (
+        17,
+        "people",
+        [
+            concat!(
+                include_str!("../migrations/0017_people.sql"),
+                "\n",
+                include_str!("../migrations/0017_append_only.postgres.sql")
+            ),
+            concat!(
+                include_str!("../migrations/0017_people.sql"),
+                "\n",
+                include_str!("../migrations/0017_append_only.sqlite.sql")
+            ),
+        ],
+    ),
+    (18, "approvals", shared(include_str!("../migrations/0018_approvals.sql"))),
 ];
 
 /// The same SQL for both databases.
@@ -518,8 +563,10 @@ const fn shared(sql: &'static str) -> [&'static str; 2] {
 async fn migrate(pool: &AnyPool, backend: Backend) -> StoreResult<()> {
     migrator(backend, i64::MAX).run(pool).await.map_err(|error| match error {
         MigrateError::Execute(error) => error.into(),
-        MigrateError::VersionMissing(version) => StoreError::Internal(format!(
-            "the database has migration {version}, which a later release made: use that release"
+        MigrateError::VersionMissing(version) => StoreError::Refused(format!(
+            "it has migration {version}, which a later release of ratelease-control made. Nothing \
+             was changed: use that release or a later one, or restore the backup of the database \
+             that was made before the upgrade"
         )),
         error => StoreError::Internal(format!("migration of the database: {error}")),
     })

@@ -1,11 +1,9 @@
 //! `ratelease-control token`: makes, lists and revokes tokens.
 
-use std::time::Duration;
-
 use jiff::Timestamp;
 use ratelease_cli::settings::Flags;
 
-use crate::auth::{Access, Token};
+use crate::auth::{Token, TokenRequest};
 use crate::settings::{DatabaseAddress, TokenCommand};
 use crate::store::{Author, Store, StoreError, TokenRow};
 
@@ -18,28 +16,20 @@ pub async fn run(command: TokenCommand) -> Result<String, String> {
     let said = |error: StoreError| error.to_string();
     match command {
         TokenCommand::Create { database, name, access, domains, days } => {
-            if access == Access::Admin && domains.is_some() {
-                return Err("--domains: a token of access admin is for all domains".to_owned());
-            }
-            if domains.as_ref().is_some_and(|all| all.len() > DOMAINS_MAX) {
-                return Err(format!("--domains: expected at most {DOMAINS_MAX} domains"));
-            }
-            if name.is_empty() || name.contains('\0') || name.len() > 128 {
-                return Err("--name: expected 1 to 128 bytes".to_owned());
+            let made_by = String::new();
+            let request = TokenRequest { name, access, domains, days, made_by };
+            let faults = request.faults().into_iter();
+            let faults: Vec<_> = faults.map(|(field, why)| format!("--{field}: {why}")).collect();
+            if !faults.is_empty() {
+                return Err(faults.join("; "));
             }
             let store = open(&database).await?;
             let token = Token::random().map_err(|error| error.to_string())?;
-            let expires_at = days.map(|days| {
-                let valid = Duration::from_secs(u64::from(days) * 24 * 3600);
-                let valid = i64::try_from(valid.as_millis()).unwrap_or(i64::MAX);
-                Timestamp::now().as_millisecond().saturating_add(valid)
-            });
             let mut write = store.begin(&author).await.map_err(said)?;
-            let row = token.row(&name, access, domains, expires_at);
-            if !write.add_token(&row).await.map_err(said)? {
+            if !write.add_token(&request.row(&token)).await.map_err(said)? {
                 return Err("another token has the same random id; try again".to_owned());
             }
-            write.note_action("token.create", token.id()).await.map_err(said)?;
+            write.note_action("token.create", &request.subject(&token)).await.map_err(said)?;
             write.commit().await.map_err(said)?;
             Ok(token.reveal())
         }
@@ -67,12 +57,9 @@ async fn open(flags: &Flags<DatabaseAddress>) -> Result<Store, String> {
     Store::open(&database).await.map_err(|error| error.to_string())
 }
 
-/// Maximum number of domains of a token: conditions of the database name each of them.
-const DOMAINS_MAX: usize = 256;
-
 /// A token without its secret.
 fn line(row: &TokenRow) -> String {
-    let TokenRow { token, created_at, revoked_at, written } = row;
+    let TokenRow { token, created_at, revoked_at, written, issuer, subject } = row;
     let time = |at: i64| Timestamp::from_millisecond(at).unwrap_or_default().to_string();
     let domains = token.domains.as_ref().map_or_else(|| "all".to_owned(), |it| it.join(","));
     let mut line = format!(
@@ -82,6 +69,12 @@ fn line(row: &TokenRow) -> String {
         token.access,
         time(*created_at)
     );
+    if !issuer.is_empty() {
+        line.push_str(&format!("  person: {issuer}#{}", ratelease_rules::excerpt(subject)));
+    }
+    if !token.made_by.is_empty() {
+        line.push_str(&format!("  made by: {}", ratelease_rules::excerpt(&token.made_by)));
+    }
     if let Some(at) = token.expires_at {
         line.push_str(&format!("  expires: {}", time(at)));
     }

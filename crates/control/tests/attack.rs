@@ -3,8 +3,8 @@
 //!
 //! The bounds of every row, unless the row says otherwise (`attack/scene.rs`): each request of the
 //! honest client succeeds, each probe is answered in the time that the kubelet gives it, and the
-//! process stays below the memory limit of the chart. Rows named `c` attack the API, rows named `p`
-//! the port of pods.
+//! process stays below the memory limit of the chart. Rows named `c` attack the API, rows named `o`
+//! write objects of Kubernetes, rows named `p` attack the port of pods.
 #![cfg(test)]
 // Helpers outside of test functions may fail a test too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -21,6 +21,9 @@ mod table_row;
 /// C1 to C9: clients without a token, and holders of one.
 #[path = "attack/api.rs"]
 mod api;
+/// O1: writers of objects of Kubernetes.
+#[path = "attack/objects.rs"]
+mod objects;
 /// Certificates.
 #[allow(dead_code)] // other tests use more of it
 #[path = "../../../tests/it/support/papers.rs"]

@@ -3,8 +3,16 @@
 // Helpers outside of test functions may fail a test too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "control/approvals.rs"]
+mod approvals;
+#[path = "control/audit.rs"]
+mod audit;
+#[path = "control/change_sets.rs"]
+mod change_sets;
 #[path = "control/conditions.rs"]
 mod conditions;
+#[path = "control/drafts.rs"]
+mod drafts;
 #[path = "control/dry_run.rs"]
 mod dry_run;
 #[path = "control/faults.rs"]
@@ -41,3 +49,5 @@ mod strangers;
 mod support;
 #[path = "control/tokens.rs"]
 mod tokens;
+#[path = "control/upgrade.rs"]
+mod upgrade;

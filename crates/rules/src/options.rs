@@ -465,6 +465,10 @@ flags! {
     /// A charge is a cost that has been incurred: it is counted whole and never denied. The limit
     /// denies requests of 0 hits while nothing is left.
     Ratelease settle in RateLimit = false, "settle": "charges are counted whole and never denied";
+    /// In a call whose descriptors all have hits of their own, above 0, the charge is a cost that has
+    /// been incurred: if the call is denied, it is counted whole all the same.
+    Ratelease settle_own_hits in RateLimit = false,
+        "own hits": "counted whole in a call of costs, also if that is denied";
     /// What a fixed_window was charged beyond its limit counts against the next windows.
     Ratelease carry_debt in RateLimit = false,
         "carry": "what is charged beyond the limit counts against the next windows";

@@ -36,12 +36,15 @@ pub fn decode(message: &[u8], memory: usize) -> Result<RateLimitConfig, Undecode
     shape::decode(message, &CONFIG_SHAPE, memory)
 }
 
-/// The text of a resource's rules. `None` if it is longer than `max` bytes, or than a source may
-/// be.
-pub fn text_of(config: &RateLimitConfig, max: usize) -> Option<String> {
+/// The text of a resource's rules, of which each has `settle_own_hits` if `settles_own_hits`: the type
+/// cannot say it. `None` if it is longer than `max` bytes, or than a source may be.
+pub fn text_of(config: &RateLimitConfig, settles_own_hits: bool, max: usize) -> Option<String> {
     let max = max.min(TEXT_BYTES_MAX);
     let mut text = "domain: ".to_owned();
     quoted(&config.domain, &mut text);
+    if settles_own_hits {
+        text.push_str("\ndefaults: {settle_own_hits: true}");
+    }
     if !config.descriptors.is_empty() {
         text.push_str("\ndescriptors: ");
         items(&config.descriptors, 0, &mut text, max);

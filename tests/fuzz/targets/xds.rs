@@ -20,7 +20,7 @@ fn a_resource_is_as_many_rules_as_it_has_limits_or_has_faults_with_their_fields(
         20_000,
         |bytes| {
             let Ok(config) = decode(bytes, usize::MAX) else { return false };
-            let Some(text) = text_of(&config, usize::MAX) else { return false };
+            let Some(text) = text_of(&config, true, usize::MAX) else { return false };
             let source = Source { name: "xds:fuzz".to_owned(), text: text.clone().into() };
             match load(&[source], Options::default()) {
                 Ok(loaded) => assert_eq!(loaded.rules.len(), limits(&config.descriptors)),

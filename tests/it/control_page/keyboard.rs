@@ -102,7 +102,7 @@ async fn a_rule_is_typed_mended_tried_published_and_rolled_back() {
     browser.evaluate("document.activeElement.blur()").await;
     fill(&mut browser, REQUESTS, "many").await;
     browser.press("Control+s").await;
-    browser.until(&contains(FAULT, "'requests_per_unit' must be"), &true.into()).await;
+    browser.until(&contains(FAULT, "expected a whole number, 0 or more"), &true.into()).await;
     // The focus is at the field with the fault.
     let invalid = "document.activeElement.getAttribute('aria-invalid')";
     browser.until(invalid, &"true".into()).await;
@@ -129,7 +129,7 @@ async fn a_rule_is_typed_mended_tried_published_and_rolled_back() {
     let versions = control.call("GET", "/v1/versions", &Value::Null).await;
     assert_eq!(versions["versions"][0]["restores"], 1, "{versions}");
     assert_eq!(versions["versions"][0]["reason"], "back");
-    assert_eq!(browser.complaints().len(), 1, "the refusal: {:?}", browser.complaints());
+    assert_eq!(browser.complaints(), Vec::<&Value>::new());
     browser.close().await;
     assert_eq!(pod.stop().await, 0);
 }

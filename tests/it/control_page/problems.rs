@@ -77,6 +77,7 @@ async fn the_second_of_two_editors_sees_what_the_first_one_changed() {
     // A draft that changed since it was looked at is not published, and the reason is kept.
     go(&mut browser, "#/changes", "Changes that are not published").await;
     put(&mut browser, "#reason", "as agreed").await;
+    browser.until(&contains("#publishing", "The compiler accepts it"), &true.into()).await;
     change(&control, &rule, 60).await;
     click(&mut browser, "#publish").await;
     browser.until(&status_of_problem(), &"412".into()).await;

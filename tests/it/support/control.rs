@@ -61,6 +61,12 @@ impl Control {
         .await
     }
 
+    /// Starts one whose API is at this address.
+    pub(crate) async fn start_at(http: SocketAddr, flags: &[(&str, &str)]) -> Self {
+        let pods = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        Self::start_in(tempfile::tempdir().unwrap(), http, pods, flags).await
+    }
+
     async fn start_with(flags: &[(&str, &str)]) -> Self {
         let at = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
         let (http, pods) = (at(free_port()), at(free_port()));
@@ -153,7 +159,29 @@ impl Control {
         headers: &[(&str, &str)],
         body: &Value,
     ) -> Value {
-        let token = format!("Bearer {}", self.token());
+        self.send_as(&self.token(), method, path, headers, body).await
+    }
+
+    /// Sends a request with another token, which has to succeed.
+    pub(crate) async fn call_as(
+        &self,
+        token: &str,
+        method: &str,
+        path: &str,
+        body: &Value,
+    ) -> Value {
+        self.send_as(token, method, path, &[], body).await
+    }
+
+    async fn send_as(
+        &self,
+        token: &str,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &Value,
+    ) -> Value {
+        let token = format!("Bearer {token}");
         let headers = [&[("authorization", &*token)], headers].concat();
         let body = if body.is_null() { String::new() } else { body.to_string() };
         let mut client = Client::connect(self.http).await.unwrap();

@@ -19,6 +19,7 @@ pub(crate) mod load;
 pub(crate) mod memory_group;
 pub(crate) mod module;
 pub(crate) mod netns;
+pub(crate) mod oidc;
 pub(crate) mod paced;
 pub(crate) mod papers;
 pub(crate) mod ports;

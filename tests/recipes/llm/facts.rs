@@ -22,6 +22,9 @@ const ROUTES: [(&str, &str); 4] = [
     ("nowhere", "cluster: nowhere"),
 ];
 
+/// What the recipes take an answer to have where a request names no maximum.
+const MOST: u64 = 4096;
+
 /// Tokens of an answer, unless its fault says otherwise.
 const TOKENS: &str = "300";
 
@@ -53,7 +56,7 @@ async fn an_answer_is_settled_with_its_usage() {
         }
         // Envoy charges 1 000 000 000 at most at once, so a `max_tokens` has to be in range.
         for (max_tokens, estimate) in
-            [("-1", 1_000_000), ("1e20", 1_000_000), ("null", 1000), ("\"9\"", 9)]
+            [("-1", MOST), ("0", MOST), ("null", MOST), ("9223372036854775807", 1_000_000)]
         {
             let body = format!(r#"{{"model":"large","max_tokens":{max_tokens},"stream":true}}"#);
             let form = Form { path: FORMS[2].path, body: &body };
@@ -61,9 +64,11 @@ async fn an_answer_is_settled_with_its_usage() {
             let expected = facts.told(&[estimate + body.len() as u64 / 4], &[0]);
             assert_eq!(told, expected, "{max_tokens}");
         }
-        // OpenAI names the usage of a stream only if it is asked to.
+        // OpenAI names the usage of a stream only if it is asked to, which Envoy does.
         let form = Form { path: FORMS[1].path, body: r#"{"max_tokens":400,"stream":true}"# };
-        assert_eq!(facts.of(&form, "", "").await, (200, facts.told(&[408], &[408])));
+        let sent = (form.body.len() + r#""stream_options":{"include_usage":true},"#.len()) as u64;
+        let told = facts.told(&[sent / 4 + 400], &[sent / 5 + 300]);
+        assert_eq!(facts.of(&form, "", "").await, (200, told));
         facts.envoy.stop().await;
     }
 }
@@ -85,20 +90,20 @@ async fn a_request_that_fails_is_settled_once() {
         assert_eq!(facts.llm.calls().await, 4);
         assert_eq!(facts.of(whole, "nowhere", "").await, (503, nothing()));
 
-        // Where no usage arrives, the end is the estimate.
+        // Where no usage arrives, the end is what the answer may have had.
         let broken = facts.of(whole, "", "break").await;
-        assert_eq!(broken, (502, facts.told(&[estimate], &[estimate])));
+        assert_eq!(broken, (502, facts.told(&[estimate], &[whole.cut()])));
         let broken = facts.of(stream, "", "break").await;
-        assert_eq!(broken, (0, facts.told(&[of_stream], &[of_stream])));
+        assert_eq!(broken, (0, facts.told(&[of_stream], &[stream.cut()])));
         for (form, delay, status) in [(whole, "1", 504), (stream, "1", 0)] {
             let headers = [("x-route", "timeout"), ("x-llm-delay", delay)];
-            let told = facts.told(&[form.estimate()], &[form.estimate()]);
+            let told = facts.told(&[form.estimate()], &[form.cut()]);
             assert_eq!(facts.sent(form, &headers, (1, 1)).await, (status, told), "{form:?}");
         }
         for form in [whole, stream] {
             let headers = [("x-user-id", "alice"), ("x-llm-delay", "60")];
             drop(form.begin(facts.envoy.ingress, &headers, &facts.llm).await);
-            let told = facts.told(&[form.estimate()], &[form.estimate()]);
+            let told = facts.told(&[form.estimate()], &[form.cut()]);
             assert_eq!(facts.seen((1, 1)).await, told, "{form:?}");
         }
 
@@ -293,21 +298,22 @@ fn with_user<'h>(headers: &[(&'h str, &'h str)]) -> Vec<(&'h str, &'h str)> {
 
 /// The bootstrap of the recipe with [`ROUTES`] before its route.
 fn with_routes(bootstrap: &str) -> String {
-    let (before, rest) = bootstrap.split_once("- match: {prefix: /}").expect("the route");
+    const ROUTE: &str = "                        # The APIs whose requests";
+    let (before, rest) = bootstrap.split_once(ROUTE).expect("the route");
     let (own, after) = rest.split_once("  clusters:\n").expect("clusters after the route");
     let (_, limits) = own.split_once("typed_per_filter_config:").expect("limits of the route");
     let routes = ROUTES.map(|(name, route)| {
         let header = format!("{{name: x-route, string_match: {{exact: {name}}}}}");
         format!(
-            "- match: {{prefix: /, headers: [{header}]}}\n{indent}  route: {{{route}}}\n\
-             {indent}  typed_per_filter_config:{limits}{indent}",
+            "{indent}- match: {{prefix: /, headers: [{header}]}}\n{indent}  route: {{{route}}}\n\
+             {indent}  typed_per_filter_config:{limits}\n",
             indent = " ".repeat(24),
-            limits = limits.trim_end().to_owned() + "\n"
+            limits = limits.trim_end(),
         )
     });
     let nowhere = "    - {name: nowhere, type: STATIC, connect_timeout: 1s}\n";
     let routes = routes.concat();
-    format!("{before}{routes}- match: {{prefix: /}}{own}  clusters:\n{nowhere}{after}")
+    format!("{before}{routes}{ROUTE}{own}  clusters:\n{nowhere}{after}")
 }
 
 /// The hits of a call's only descriptor.

@@ -279,6 +279,9 @@ settings! {
             parsed_secret("HEADERS", "", header_map);
         /// Ask for rule files, the type ratelease.config.v1.Rules, in place of RateLimitConfig
         "CONFIG_GRPC_XDS_RATELEASE" => own_rules: bool = switch(false).added();
+        /// Count a call whose descriptors all have a hits_addend above 0 whole although it is denied,
+        /// under rules of the type RateLimitConfig: gateways tell so what an answer has cost
+        "CONFIG_GRPC_XDS_SETTLE_OWN_HITS" => settles_own_hits: bool = switch(true).added();
         /// Use TLS to the xDS server
         "CONFIG_GRPC_XDS_SERVER_USE_TLS" => is_secured: bool = switch(false);
         /// File with the CA certificates that the server's must be signed by, PEM; read again for

@@ -2,6 +2,7 @@
 //! lists, and the answer to a request that is refused.
 
 use std::net::Ipv4Addr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,9 +24,9 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{error, warn};
 use utoipa::{IntoParams, IntoResponses, ToSchema};
 
-use super::{App, MIB, Reader, count_answer};
+use super::{App, MIB, Reader, count_answer, session};
 use crate::auth::{Access, Caller, Token};
-use crate::document::{EntryFault, FieldFault, ReadFaults};
+use crate::document::{EntryFault, FieldFault, ReadFaults, without_store};
 use crate::rates::Quota;
 use crate::store::{Answer, AnswerKey, Author, Earlier, StoreError, Write};
 use crate::work;
@@ -60,6 +61,10 @@ pub struct WriteQuery {
     /// Whether to publish the domain at once, with this change alone.
     #[serde(default)]
     publish: bool,
+    /// Whether to publish drafts that lack approvals, which the audit log then has; for access
+    /// admin only.
+    #[serde(default)]
+    skip_approvals: bool,
 }
 
 /// A write: who, why, on what condition, and the body. Reading it checks the token first: without a
@@ -71,6 +76,7 @@ pub struct WriteCall<const MAX: usize = BODY_BYTES_MAX> {
     pub body: Bytes,
     /// Whether to publish at once.
     pub publishes: bool,
+    skips_approvals: bool,
     /// What `If-Match` requires.
     if_match: Option<String>,
     reason: String,
@@ -106,21 +112,24 @@ impl<const MAX: usize> WriteCall<MAX> {
         let (mut parts, body) = request.into_parts();
         let caller = Caller::from_request_parts(&mut parts, app).await?;
         caller.need(Access::Write)?;
+        let caller = caller.into_writer();
         let QueryOf(query) = QueryOf::<WriteQuery>::from_request_parts(&mut parts, app).await?;
         if query.reason.len() > REASON_BYTES_MAX {
             return Err(Problem::malformed("'reason' has more than 1 KiB; shorten it"));
         }
         check_text("reason", &query.reason)?;
-        let body = read_body(app, &caller, body, &parts.headers, MAX).await?;
-        if parts.extensions.get::<TakesLongPermit>().is_some() {
-            hold_long_permit(app, &caller).await;
+        let skips_approvals = query.skip_approvals;
+        if skips_approvals {
+            caller.need(Access::Admin)?;
         }
+        let body = take_body(app, &caller, body, &parts, MAX).await?;
         let key = key(&parts, &body)?;
         let if_match = parts.headers.get(header::IF_MATCH).map(|it| it.to_str().map(str::to_owned));
         let if_match = if_match.transpose();
         let if_match = if_match.map_err(|_| Problem::malformed("'If-Match' is not text"))?;
         let publishes = query.publish;
-        Ok(Self { caller, body, publishes, if_match, reason: query.reason, key })
+        let reason = query.reason;
+        Ok(Self { caller, body, publishes, skips_approvals, if_match, reason, key })
     }
 
     /// Reads the body as JSON.
@@ -140,7 +149,9 @@ impl<const MAX: usize> WriteCall<MAX> {
         }
         let own = self.caller.domains();
         let max = app.bytes_max_of(&self.caller);
-        write.count_for(&self.caller.id, own, max).await?;
+        let caller = (&*self.caller.id, self.caller.session.as_deref());
+        write.count_for(caller, own, max).await?;
+        write.skips_approvals = self.skips_approvals;
         Ok(Box::new(write))
     }
 
@@ -171,6 +182,29 @@ impl<const MAX: usize> WriteCall<MAX> {
         Ok(response(answer))
     }
 
+    /// Commits the write, keeps `kept` for a repeat of the request, and answers `shown`, which is kept
+    /// nowhere.
+    pub async fn finish_showing(
+        &self,
+        mut write: Box<Write>,
+        kept: Answer,
+        shown: Answer,
+    ) -> Result<Response, Ending> {
+        if let Some(key) = &self.key {
+            write.keep_answer(key, &kept).await?;
+        }
+        write.commit().await?;
+        Ok(response(shown))
+    }
+
+    /// Whether `If-Match` names this entity tag, and not any.
+    ///
+    /// # Errors
+    /// As [`matches`](Self::matches).
+    pub fn matches_exactly(&self, etag: &str) -> Result<bool, Problem> {
+        Ok(self.matches(etag)? && self.if_match.as_deref() == Some(etag))
+    }
+
     /// Refuses a draft that is not the one that was checked, if `If-Match` names that.
     pub fn need_draft(&self, etag: &str) -> Result<(), Problem> {
         if self.if_match.is_none() || self.matches(etag)? {
@@ -196,6 +230,56 @@ impl<const MAX: usize> WriteCall<MAX> {
         };
         Ok(wanted.split(',').map(str::trim).any(|it| it == "*" || it == etag))
     }
+}
+
+/// A call with a body that writes nothing, for which a token that may read is enough.
+#[derive(Debug)]
+pub struct DryCall<const MAX: usize = BODY_BYTES_MAX> {
+    pub caller: Caller,
+    pub body: Bytes,
+    /// Whether the body is the text of a rule file, and not JSON.
+    pub is_yaml: bool,
+}
+
+// === impl DryCall ===
+
+impl<const MAX: usize> FromRequest<Arc<App>> for DryCall<MAX> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Problem> {
+        let (mut parts, body) = request.into_parts();
+        let caller = Caller::from_request_parts(&mut parts, app).await?;
+        let body = take_body(app, &caller, body, &parts, MAX).await?;
+        Ok(Self { caller, body, is_yaml: is_yaml(&parts.headers) })
+    }
+}
+
+impl<const MAX: usize> DryCall<MAX> {
+    /// Reads the body as JSON.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+        from_json(&self.body)
+    }
+}
+
+/// Whether a body is the text of a rule file: its type names YAML.
+fn is_yaml(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|it| it.to_str().ok());
+    kind.is_some_and(|kind| kind.contains("yaml"))
+}
+
+/// Reads a body, and then takes the permit of a request about whole domains, if this is one.
+async fn take_body(
+    app: &App,
+    caller: &Caller,
+    body: Body,
+    parts: &Parts,
+    max: usize,
+) -> Result<Bytes, Problem> {
+    let body = read_body(app, caller, body, &parts.headers, max).await?;
+    if parts.extensions.get::<TakesLongPermit>().is_some() {
+        hold_long_permit(app, caller).await;
+    }
+    Ok(body)
 }
 
 /// An answer of JSON, or without a body if the status says so.
@@ -323,6 +407,11 @@ async fn read_body(
 
 /// Reads JSON; an error names the field.
 fn from_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    // The reader would take a list for an object, by the order of the fields.
+    if bytes.trim_ascii_start().starts_with(b"[") {
+        let fault = FieldFault::of("body", "expected an object, found a list".to_owned());
+        return Err(Problem::faults("the body has another form than expected", vec![fault]));
+    }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let read = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let field = match error.path().to_string() {
@@ -490,40 +579,67 @@ async fn hold_long_permit(app: &App, caller: &Caller) {
 }
 
 async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Ending> {
-    let unauthorized =
-        |detail: &str| Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail);
-    let Some(value) = parts.headers.get(header::AUTHORIZATION) else {
-        return Err(unauthorized("no token; send 'Authorization: Bearer rlc_…'").into());
+    let provider = app.provider.as_ref();
+    let unauthorized = |detail: &str| {
+        let problem = Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail);
+        match provider {
+            Some(_) => problem.with("sign_in", json!("/v1/sign-in")),
+            None => problem,
+        }
     };
+    let bearer = parts.headers.get(header::AUTHORIZATION);
+    let session = provider.filter(|_| bearer.is_none());
+    let session = session.and_then(|it| session::SESSION.find(it.settings(), &parts.headers));
+    if bearer.is_none() && session.is_none() {
+        return Err(unauthorized("no token; send 'Authorization: Bearer rlc_…'").into());
+    }
+    let text = session.or_else(|| bearer?.to_str().ok()).unwrap_or_default();
     let connection = parts.extensions.get::<ConnectionHandle>();
     let address = connection.and_then(ConnectionHandle::address);
     let address = address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
-    let text = value.to_str().unwrap_or_default();
     let _lookup = match app.rates.is_known(text) {
         true => None,
         false => Some(app.rates.take_lookup(address).await),
     };
     app.rates.admits(address, text).map_err(|quota| limited(LIMITED_ADDRESS, quota))?;
-    let token = text.split_once(' ');
-    let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-    let token = token.and_then(|(_, token)| Token::parse(token.trim()));
-    let caller = match &token {
-        None => None,
-        Some(token) => {
-            let row = app.store.reserved().token(token.id()).await?;
-            row.and_then(|row| token.caller(&row))
-        }
+    let caller = match session {
+        Some(session) => caller_of_session(app, session).await?,
+        None => caller_of_token(app, text).await?,
     };
-    let Some((token, caller)) = token.zip(caller) else {
+    let Some(caller) = caller else {
         app.rates.take_failure(address, text);
-        return Err(unauthorized("the token is not known, expired or revoked").into());
+        let what = if session.is_some() { "session" } else { "token" };
+        return Err(unauthorized(&format!("the {what} is not known, expired or revoked")).into());
     };
     app.rates.note_valid(text);
-    let quota = app.rates.take_request(token.id());
+    if provider.is_some_and(|it| session.is_some() && !session::is_of_page(it, parts)) {
+        let detail = "a write by the cookie of a session has to come from the page of \
+                      CONTROL_PUBLIC_URL ('Origin'); send a token instead";
+        return Err(Problem::forbidden(detail).into());
+    }
+    let quota = app.rates.take_request(&caller.id);
     if quota.retry_after.is_some() {
         return Err(limited(LIMITED_TOKEN, quota));
     }
     Ok(Admitted { caller, quota })
+}
+
+/// Who calls with this token.
+async fn caller_of_token(app: &App, text: &str) -> Result<Option<Caller>, Problem> {
+    let token = text.split_once(' ').filter(|(it, _)| it.eq_ignore_ascii_case("bearer"));
+    let token = token.and_then(|(_, token)| Token::parse(token.trim()));
+    let Some(token) = token else { return Ok(None) };
+    let row = app.store.reserved().token(token.id()).await?;
+    Ok(row.and_then(|row| token.caller(&row)))
+}
+
+/// Who calls with this cookie of a session.
+async fn caller_of_session(app: &App, text: &str) -> Result<Option<Caller>, Problem> {
+    let Some((token, provider)) = Token::parse(text).zip(app.provider.as_ref()) else {
+        return Ok(None);
+    };
+    let row = app.store.reserved().session(token.id()).await?;
+    Ok(row.and_then(|row| token.caller_of_session(&row, &provider.roles)))
 }
 
 const LIMITED_TOKEN: &str = "the token made too many requests (--token-requests-per-minute); \
@@ -660,6 +776,9 @@ pub struct Problem {
     /// Number of faults, if there are more than `errors` has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_count: Option<u32>,
+    /// After how many seconds to come again, if that is known.
+    #[serde(skip)]
+    retry_after: Option<NonZeroU32>,
     /// What the request contradicts, such as the present state of a rule.
     #[serde(flatten)]
     #[schema(value_type = Object)]
@@ -726,6 +845,7 @@ impl Problem {
             detail: detail.into(),
             errors: Vec::new(),
             error_count: None,
+            retry_after: None,
             more: Map::new(),
         }
     }
@@ -771,6 +891,12 @@ impl Problem {
         problem
     }
 
+    /// Says after what time to come again.
+    pub fn after(self, wait: Duration) -> Self {
+        let wait = u32::try_from(seconds(wait).max(1)).ok().and_then(NonZeroU32::new);
+        Self { retry_after: wait, ..self }
+    }
+
     /// Adds a member.
     pub fn with(mut self, name: &str, value: Value) -> Self {
         self.more.insert(name.to_owned(), value);
@@ -799,7 +925,7 @@ impl From<ReadFaults> for Problem {
             ReadFaults::Compiler(faults) => {
                 let place = |it: &ratelease_rules::Fault| {
                     let field = format!("{}:{}:{}", it.file, it.line, it.column);
-                    FieldFault::of(&field, it.message.clone())
+                    FieldFault::of(&field, without_store(&it.message))
                 };
                 faults.iter().map(place).collect()
             }
@@ -834,6 +960,7 @@ impl From<StoreError> for Problem {
                 let detail = format!("{why}. Nothing was written; remove rules first");
                 Self::conflict("draft-too-large", detail)
             }
+            StoreError::TooMany(why) => Self::conflict("too-many", why),
             StoreError::TooLong(why) => {
                 let detail = format!(
                     "a key, a value or a name is too long for an index of the database, which holds \
@@ -848,6 +975,16 @@ impl From<StoreError> for Problem {
                      an administrator for another token, or to raise that setting"
                 );
                 Self::new(StatusCode::FORBIDDEN, "quota-used", detail)
+            }
+            StoreError::NotApproved { domain, needed, given } => {
+                let name = ratelease_rules::excerpt(&domain);
+                let detail = format!(
+                    "the draft of '{name}' has {given} of the {needed} approvals that the domain \
+                     asks for; have others than its authors look at it and approve it, in the page \
+                     or with POST /v1/approvals. Nothing was written"
+                );
+                let problem = Self::conflict("not-approved", detail).with("domain", json!(domain));
+                problem.with("needed", json!(needed)).with("given", json!(given))
             }
             StoreError::TokenEnded => {
                 let detail = "the token expired or was revoked meanwhile; nothing was written";
@@ -885,6 +1022,9 @@ impl IntoResponse for Problem {
                 headers.insert(header::RETRY_AFTER, RETRY_AFTER);
             }
             _ => {}
+        }
+        if let Some(wait) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.get()));
         }
         response
     }

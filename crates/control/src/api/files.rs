@@ -1,6 +1,7 @@
 //! Rule files, in and out; and what two states of the rules differ in: a version, or the draft.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::slice::from_ref;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::{HeaderValue, StatusCode, header};
+use jiff::Timestamp;
 use ratelease_rules::Source;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, OpenApi, ToSchema};
@@ -18,8 +20,8 @@ use super::call::{
     check_new_domain, check_text, page_size,
 };
 use super::publish::{
-    ATTEMPTS_MAX, Checked, approve, compile_all, publish_texts, published_hashes, read_text,
-    replacements, unpublished_changes,
+    ATTEMPTS_MAX, Checked, approve, compile_all, draft_etag, publish_texts, published_hashes,
+    read_text, replacements, unpublished_changes,
 };
 use super::{App, MIB};
 use crate::auth::Caller;
@@ -30,7 +32,11 @@ use crate::store::{PublishedText, Replacement, StoreError, Write};
 use crate::work::heavy;
 
 /// Maximum bytes of an import: 100 000 rules are some 10 MB.
-const IMPORT_BYTES_MAX: usize = 32 * MIB;
+pub const IMPORT_BYTES_MAX: usize = 32 * MIB;
+
+/// Maximum number of rows that an import of a token for some domains may write and delete: SQLite
+/// takes some 1 s for them (100 000 take 4.1 s), and other writes wait meanwhile.
+const ROWS_OF_TOKEN_MAX: usize = 25_000;
 
 /// Maximum number of files of an import.
 const FILES_MAX: usize = 1000;
@@ -38,15 +44,15 @@ const FILES_MAX: usize = 1000;
 /// Rule files, each of one domain.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Files {
+pub struct Files {
     /// The files.
-    files: Vec<RuleFile>,
+    pub files: Vec<RuleFile>,
 }
 
 /// A rule file.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct RuleFile {
+pub struct RuleFile {
     /// Its name, which faults begin with.
     name: String,
     /// Its text.
@@ -80,6 +86,17 @@ struct ExportQuery {
     domain: Option<String>,
     /// As this version published it; by default, the draft.
     version: Option<i64>,
+    /// `tar`: an archive with a file for each domain.
+    #[param(inline)]
+    format: Option<ExportFormat>,
+}
+
+/// Another form of an export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum ExportFormat {
+    /// An archive.
+    Tar,
 }
 
 /// Describes the calls.
@@ -112,25 +129,8 @@ async fn import(
         Some("application/json") => sources(call.json()?)?,
         _ => vec![Source { name: "import.yaml".into(), text: call.body.to_vec() }],
     };
-    // Before all else is read: a token for other domains may not ask for that work.
-    let sources = if call.caller.domains().is_some() {
-        let named =
-            heavy(move |_| (sources.iter().filter_map(domain_of).collect::<Vec<_>>(), sources));
-        let (domains, sources) = named.await?;
-        domains.iter().try_for_each(|domain| call.caller.need_domain(domain))?;
-        sources
-    } else {
-        sources
-    };
-    let documents = heavy(move |_| read(&sources)).await??;
-    for document in &documents {
-        check_new_domain(&document.domain)?;
-        call.caller.need_domain(&document.domain)?;
-    }
-    check_sizes(&documents)?;
-    if call.publishes {
-        app.take_publisher_turn(&call.caller).await?;
-    }
+    let documents = read_files(&call.caller, sources).await?;
+    // Before the turn, so that no others wait while a large file compiles.
     let (documents, texts) = match call.publishes {
         true => {
             let changed = vec![0; documents.len()];
@@ -140,10 +140,18 @@ async fn import(
         false => (documents, Vec::new()),
     };
     let documents = Arc::new(documents);
+    if call.publishes {
+        app.take_publisher_turn(&call.caller).await?;
+    }
     for _ in 0..ATTEMPTS_MAX {
         let replacements = replacements(&app, &documents).await?;
+        check_rows(&call.caller, &replacements)?;
         let approved = match call.publishes {
-            true => Some(approve(&app, from_ref(&call.caller), &texts).await),
+            true => {
+                let names: Vec<_> = documents.iter().map(|it| &*it.domain).collect();
+                app.store.compare(&names).await?;
+                Some(approve(&app, from_ref(&call.caller), &texts).await)
+            }
             false => None,
         };
         let mut write = call.begin(&app).await?;
@@ -162,6 +170,44 @@ async fn import(
         return call.finish(&app, write, StatusCode::OK, None, &imported).await;
     }
     Err(Problem::raced().into())
+}
+
+/// Reads rule files, of domains that the caller may use.
+pub async fn read_files(caller: &Caller, sources: Vec<Source>) -> Result<Vec<Document>, Problem> {
+    // Before all else is read: a token for other domains may not ask for that work.
+    let sources = if caller.domains().is_some() {
+        let named =
+            heavy(move |_| (sources.iter().filter_map(domain_of).collect::<Vec<_>>(), sources));
+        let (domains, sources) = named.await?;
+        domains.iter().try_for_each(|domain| caller.need_domain(domain))?;
+        sources
+    } else {
+        sources
+    };
+    let documents = heavy(move |_| read(&sources)).await??;
+    for document in &documents {
+        check_new_domain(&document.domain)?;
+        caller.need_domain(&document.domain)?;
+    }
+    check_sizes(&documents)?;
+    Ok(documents)
+}
+
+/// Refuses a write for which those of other tenants would wait for more than a second.
+fn check_rows(caller: &Caller, replacements: &[Replacement]) -> Result<(), Problem> {
+    let rows: usize = replacements.iter().map(Replacement::rows).sum();
+    if caller.domains().is_none() || rows <= ROWS_OF_TOKEN_MAX {
+        return Ok(());
+    }
+    let message = format!(
+        "{rows} rows of rules to write or delete; expected at most {ROWS_OF_TOKEN_MAX} of a token \
+         for some domains, as other writes wait for this one. Import a file with a part of the new \
+         rules first, or have a token for all domains import it"
+    );
+    Err(Problem::faults(
+        "the import changes too much at once",
+        vec![FieldFault::of("body", message)],
+    ))
 }
 
 /// Makes these documents the drafts of their domains. Returns the number of the last change of
@@ -194,7 +240,8 @@ async fn replace(
 /// Export rule files
 #[utoipa::path(get, tag = "files", path = "/v1/export", params(ExportQuery), responses(
     (status = 200, description = "A rule file, or all of them", content(
-        (Files = "application/json"), (Object = "application/yaml"))), CommonProblems))]
+        (Files = "application/json"), (Object = "application/yaml"),
+        (Object = "application/x-tar"))), CommonProblems))]
 async fn export(
     State(app): State<Arc<App>>,
     caller: Caller,
@@ -225,6 +272,12 @@ async fn export(
             }
         }
     }
+    if query.format == Some(ExportFormat::Tar) {
+        let archive = heavy(move |_| archive(texts)).await?;
+        let archive = archive.map_err(|error| StoreError::Internal(error.to_string()))?;
+        let tar = HeaderValue::from_static("application/x-tar");
+        return Ok(([(header::CONTENT_TYPE, tar)], archive).into_response());
+    }
     match query.domain {
         Some(domain) => {
             let text = texts.remove(&domain).ok_or_else(|| {
@@ -241,7 +294,43 @@ async fn export(
     }
 }
 
-fn sources(files: Files) -> Result<Vec<Source>, Problem> {
+/// An archive of rule files, by domain.
+fn archive(texts: BTreeMap<String, String>) -> io::Result<Vec<u8>> {
+    let mut archive = tar::Builder::new(Vec::new());
+    let now = u64::try_from(Timestamp::now().as_second()).unwrap_or_default();
+    for (domain, text) in texts {
+        let mut head = tar::Header::new_gnu();
+        head.set_size(text.len() as u64);
+        head.set_mode(0o644);
+        head.set_mtime(now);
+        archive.append_data(&mut head, file_name(&domain), text.as_bytes())?;
+    }
+    archive.into_inner()
+}
+
+/// The name of a domain's file, which leads out of no directory: bytes of no plain name are written as
+/// in a URL. A name that is too long for a file system ends in a hash.
+fn file_name(domain: &str) -> String {
+    const LENGTH_MAX: usize = 200;
+    let mut name = String::new();
+    for (at, byte) in domain.bytes().enumerate() {
+        let is_plain = byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        if is_plain || (byte == b'.' && at > 0) {
+            name.push(char::from(byte));
+        } else {
+            name.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    if name.len() > LENGTH_MAX {
+        name.truncate(LENGTH_MAX);
+        let hash = blake3::hash(domain.as_bytes()).to_hex();
+        name.push_str(&format!("-{}", &hash[..16]));
+    }
+    name.push_str(".yaml");
+    name
+}
+
+pub fn sources(files: Files) -> Result<Vec<Source>, Problem> {
     let count = files.files.len();
     if count > FILES_MAX {
         let message = format!("{count} files; expected at most {FILES_MAX}");
@@ -276,6 +365,10 @@ struct Differences {
     domains: Vec<DomainDifference>,
     /// Whether there are more rules that differ than are listed.
     is_truncated: bool,
+    /// The `If-Match` with which `/v1/discard` discards exactly the drafts of `domains`; absent if the
+    /// later state is a version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etag: Option<String>,
 }
 
 /// What differs in one domain.
@@ -333,19 +426,23 @@ async fn differences(
         None => caller.may_use(domain),
     };
     let names: BTreeSet<_> = before.keys().chain(after.keys()).filter(|it| is_wanted(it)).collect();
-    let mut found = Differences { domains: Vec::new(), is_truncated: false };
+    let mut found = Differences { domains: Vec::new(), is_truncated: false, etag: None };
+    let mut drafts = Vec::new();
     for name in names {
         let before = before.get(name);
         let after = after.get(name);
         if before == after {
             continue;
         }
-        let before = document(&app, name, before).await?;
-        let difference = difference(&before, &document(&app, name, after).await?);
+        let (before, _) = document(&app, name, before).await?;
+        let (after, changed) = document(&app, name, after).await?;
+        let difference = heavy(move |_| difference(&before, &after)).await?;
         if !difference.is_empty() {
             found.add(difference, &mut room);
+            drafts.push((&**name, changed));
         }
     }
+    found.etag = query.to.is_none().then(|| draft_etag(drafts));
     Ok(Json(found))
 }
 
@@ -372,12 +469,20 @@ async fn draft_contents(app: &App) -> Result<Contents, Problem> {
     Ok(contents)
 }
 
-async fn document(app: &App, domain: &str, content: Option<&Content>) -> Result<Document, Problem> {
-    match content {
-        None => Ok(Document { domain: domain.to_owned(), ..Document::default() }),
-        Some(Content::Published(hash)) => read_text(app.store.text(hash).await?).await,
-        Some(Content::Draft) => Ok(app.store.draft(domain).await?.document),
-    }
+/// The rules of a domain, and the number of the last change of a draft.
+async fn document(
+    app: &App,
+    domain: &str,
+    content: Option<&Content>,
+) -> Result<(Document, i64), Problem> {
+    Ok(match content {
+        None => (Document { domain: domain.to_owned(), ..Document::default() }, 0),
+        Some(Content::Published(hash)) => (read_text(app.store.text(hash).await?).await?, 0),
+        Some(Content::Draft) => {
+            let draft = app.store.draft(domain).await?;
+            (draft.document, draft.changed)
+        }
+    })
 }
 
 // === impl Differences ===

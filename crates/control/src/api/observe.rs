@@ -13,16 +13,18 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
-use super::call::{
-    CommonProblems, HistoryQuery, PAGE_MAX, Problem, QueryOf, check_text, page_size,
-};
+use super::call::{CommonProblems, PAGE_MAX, Problem, QueryOf, check_text, page_size};
 use super::rollouts::is_seen_by;
 use super::{App, METRICS_AGE_MAX};
 use crate::auth::{Access, Caller};
+use crate::document::FieldFault;
 use crate::metrics;
 use crate::push::FleetView;
-use crate::store::{AuditRow, DraftDomain, PodRow};
+use crate::store::{AuditFilter, AuditRow, DraftDomain, PodRow};
 use crate::work::heavy;
+
+/// Maximum bytes of a text of a query of the audit log, as of a domain's name.
+const AUDIT_TEXT_BYTES_MAX: usize = 1024;
 
 /// Pods. A token for some domains sees those that get one of them, and of the versions the last one
 /// up to each that changes one of them.
@@ -65,6 +67,26 @@ struct AuditList {
     /// `before` of the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<i64>,
+}
+
+/// A filter of the audit log.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct AuditQuery {
+    /// Before this number: `next` of the page before.
+    before: Option<i64>,
+    /// At most so many, up to 1000; 100 by default.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<usize>,
+    /// Actions that changed or published this domain, or gave rights to it.
+    domain: Option<String>,
+    /// Actions whose author contains this text.
+    author: Option<String>,
+    /// Actions from this time on, as RFC 3339 writes it.
+    since: Option<String>,
+    /// Actions before this time, as RFC 3339 writes it.
+    until: Option<String>,
 }
 
 /// Whether the process serves.
@@ -174,19 +196,46 @@ impl OwnVersions<'_> {
     }
 }
 
+// === impl AuditQuery ===
+
+impl AuditQuery {
+    fn filter(self) -> Result<AuditFilter, Problem> {
+        let mut faults = Vec::new();
+        let mut time = |name: &str, text: Option<String>| {
+            let at = text.map(|it| it.parse::<Timestamp>())?;
+            let fault = "expected a time of RFC 3339, as in 2026-11-29T08:00:00Z";
+            let at = at.map_err(|_| faults.push(FieldFault::of(name, fault)));
+            at.ok().map(Timestamp::as_millisecond)
+        };
+        let (since, until) = (time("since", self.since), time("until", self.until));
+        for (name, text) in [("domain", &self.domain), ("author", &self.author)] {
+            let text = text.as_deref().unwrap_or_default();
+            if text.len() > AUDIT_TEXT_BYTES_MAX || text.contains('\0') {
+                let fault = "expected at most 1024 bytes, without NUL characters";
+                faults.push(FieldFault::of(name, fault));
+            }
+        }
+        if !faults.is_empty() {
+            return Err(Problem::faults("the query has faults", faults));
+        }
+        Ok(AuditFilter { domain: self.domain, author: self.author, since, until })
+    }
+}
+
 /// Read the audit log
-#[utoipa::path(get, tag = "observe", path = "/v1/audit", params(HistoryQuery), responses(
+#[utoipa::path(get, tag = "observe", path = "/v1/audit", params(AuditQuery), responses(
     (status = 200, description = "Actions, the latest first", body = AuditList),
     CommonProblems))]
 async fn audit(
     State(app): State<Arc<App>>,
     caller: Caller,
-    QueryOf(query): QueryOf<HistoryQuery>,
+    QueryOf(query): QueryOf<AuditQuery>,
 ) -> Result<Json<AuditList>, Problem> {
     caller.need(Access::Admin)?;
     let before = query.before.unwrap_or(i64::MAX);
     let limit = page_size(query.limit)?;
-    let (actions, has_more) = app.lists().audit(before, limit).await?;
+    let filter = query.filter()?;
+    let (actions, has_more) = app.lists().audit(&filter, before, limit).await?;
     let next = actions.last().filter(|_| has_more).map(|last| last.number);
     Ok(Json(AuditList { actions, next }))
 }
@@ -233,6 +282,10 @@ struct TokenView {
     access: Access,
     /// The domains that it may use; null for all.
     domains: Option<Vec<String>>,
+    /// The domains that it may change; null for all. Access `read` changes none.
+    writable: Option<Vec<String>>,
+    /// Whether it is a person who signed in, who can sign out.
+    is_session: bool,
     /// Bytes that its writes have added to history, versions and audit log, which are kept.
     kept_bytes: i64,
     /// Bytes that they may add; null for no bound.
@@ -247,7 +300,12 @@ async fn token(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<Token
     let kept_bytes_max = app.bytes_max_of(&caller);
     let access = caller.access();
     let domains = caller.domains().map(<[_]>::to_vec);
-    Ok(Json(TokenView { name: caller.name, access, domains, kept_bytes, kept_bytes_max }))
+    let writable = caller.writable().map(<[_]>::to_vec);
+    let is_session = caller.session.is_some();
+    let name = caller.name;
+    let view =
+        TokenView { name, access, domains, writable, is_session, kept_bytes, kept_bytes_max };
+    Ok(Json(view))
 }
 
 // Domains of the draft.

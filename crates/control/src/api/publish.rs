@@ -4,7 +4,7 @@
 //! compiles, [`approve`] sees that pods can load all, and [`publish_texts`] makes the version only
 //! if none was published since; the call commits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::slice::from_ref;
 use std::sync::Arc;
 
@@ -18,21 +18,24 @@ use ratelease_rules::{Source, candidate_of};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tracing::warn;
-use utoipa::{OpenApi, ToSchema};
+use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use super::App;
 use super::call::{
-    CommonProblems, Ending, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
+    CommonProblems, DryCall, Ending, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
     page_size,
 };
-use crate::auth::Caller;
+use super::files::{Files, IMPORT_BYTES_MAX, RuleFile, read_files, sources};
+use crate::auth::{Access, Caller};
 use crate::document::{
     Difference, Document, FieldFault, check_together, compile, difference, memory_for_rules, mib,
     need_at_most, read,
 };
 use crate::push::{PublishedDomain, ROLLBACK_REASON, ROLLOUT_AUTHOR};
+use crate::rates::{Excess, PUBLISHED_KIB_A_MINUTE, PUBLISHED_KIB_MAX};
 use crate::store::{
-    PublishedText, Replacement, Rollout, RolloutTexts, Stage, StoreError, VersionRow, Write,
+    DraftDomain, PublishedText, Replacement, Rollout, RolloutTexts, Stage, StoreError, VersionRow,
+    Write,
 };
 use crate::work::heavy;
 
@@ -41,18 +44,29 @@ use crate::work::heavy;
 pub const ATTEMPTS_MAX: usize = 5;
 
 /// Which domains to check or publish.
-#[derive(Debug, Default, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Selection {
     /// These domains; by default those with changes that the token may use.
     pub domains: Option<Vec<String>>,
 }
 
+/// What to check: the draft, or these files.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct CheckInput {
+    /// The draft of these domains; by default of those with changes that the token may use.
+    domains: Option<Vec<String>>,
+    /// These files, in place of the draft.
+    files: Option<Vec<RuleFile>>,
+}
+
 /// A dry run: what publishing would do.
 #[derive(Debug, Serialize, ToSchema)]
 struct CheckReport {
-    /// The `If-Match` with which exactly this is published.
-    etag: String,
+    /// The `If-Match` with which exactly this is published; absent if files were checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etag: Option<String>,
     /// Number of rules of the domains.
     rules: usize,
     /// What may not do what its author meant.
@@ -70,9 +84,39 @@ struct RollbackInput {
     /// Only these domains; by default all that differ, that the token may use, and that no object
     /// of Kubernetes defines.
     domains: Option<Vec<String>>,
-    /// Whether changes of the draft that are not published may be lost.
+    /// Whether to discard changes of the drafts of these domains that are not published, even in a
+    /// domain whose published rules are those of the version.
     #[serde(default)]
     discard_draft: bool,
+}
+
+/// A request to discard drafts.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct DiscardInput {
+    /// The domains.
+    domains: Vec<String>,
+}
+
+/// Drafts that were discarded.
+#[derive(Debug, Serialize, ToSchema)]
+struct Discarded {
+    /// The domains whose drafts had changes.
+    domains: Vec<String>,
+}
+
+/// The filter and the page of a list of versions.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct VersionQuery {
+    /// That change this domain.
+    domain: Option<String>,
+    /// Before this number.
+    before: Option<i64>,
+    /// At most so many, up to 1000; 100 by default.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<usize>,
 }
 
 /// Versions.
@@ -84,7 +128,7 @@ struct VersionList {
 
 /// Describes the calls.
 #[derive(OpenApi)]
-#[openapi(paths(check, publish, rollback, versions))]
+#[openapi(paths(check, publish, discard, rollback, versions))]
 pub struct Calls;
 
 /// The calls.
@@ -97,24 +141,56 @@ pub fn long_calls() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/check", post(check))
         .route("/v1/publish", post(publish))
+        .route("/v1/discard", post(discard))
         .route("/v1/rollback", post(rollback))
 }
 
-/// Check the draft: a dry run of publishing
-#[utoipa::path(post, tag = "publish", path = "/v1/check", request_body = Selection, responses(
+/// Check the draft, or rule files: a dry run of publishing
+///
+/// Files are compared with what is published, and become no draft. A token that may read is enough.
+#[utoipa::path(post, tag = "publish", path = "/v1/check", request_body(content(
+    (CheckInput = "application/json"), (Object = "application/yaml"))), responses(
     (status = 200, description = "It can be published", body = CheckReport), CommonProblems))]
-async fn check(State(app): State<Arc<App>>, call: WriteCall) -> Result<Json<CheckReport>, Problem> {
-    let selection: Selection = body_or_default(&call)?;
-    let checked = check_drafts(&app, &call.caller, selection).await?;
+async fn check(
+    State(app): State<Arc<App>>,
+    call: DryCall<IMPORT_BYTES_MAX>,
+) -> Result<Json<CheckReport>, Problem> {
+    let CheckInput { domains, files } = match call.is_yaml || call.body.is_empty() {
+        true => CheckInput::default(),
+        false => call.json()?,
+    };
+    let files = match call.is_yaml {
+        true => Some(vec![Source { name: "check.yaml".into(), text: call.body.to_vec() }]),
+        false => files.map(|files| sources(Files { files })).transpose()?,
+    };
+    let (checked, etag) = match files {
+        Some(_) if domains.is_some() => {
+            let message = "domains and files; expected one of the two: a file names its domain";
+            let fault = vec![FieldFault::of("domains", message)];
+            return Err(Problem::faults("nothing was checked; fix each field", fault));
+        }
+        Some(files) => {
+            let documents = read_files(&call.caller, files).await?;
+            let changed = vec![0; documents.len()];
+            let checked = compile_all(&app, documents, changed).await?;
+            check_domain_bytes(&app, &checked.texts)?;
+            (checked, None)
+        }
+        None => {
+            let checked = check_drafts(&app, &call.caller, Selection { domains }).await?;
+            let etag = checked.etag();
+            (checked, Some(etag))
+        }
+    };
     let published = published(&app, &checked.documents).await?;
-    let differences = checked.documents.iter().zip(&published);
-    let differences = differences.map(|(after, before)| difference(before, after));
-    Ok(Json(CheckReport {
-        etag: checked.etag(),
-        rules: checked.texts.iter().map(|it| it.rules).sum(),
-        differences: differences.filter(|it| !it.is_empty()).collect(),
-        warnings: checked.warnings,
-    }))
+    let Checked { texts, documents, warnings } = checked;
+    let differences = heavy(move |_| {
+        let differences = documents.iter().zip(&published);
+        let differences = differences.map(|(after, before)| difference(before, after));
+        differences.filter(|it| !it.is_empty()).collect()
+    });
+    let rules = texts.iter().map(|it| it.rules).sum();
+    Ok(Json(CheckReport { etag, rules, differences: differences.await?, warnings }))
 }
 
 /// Publish the draft
@@ -127,8 +203,13 @@ async fn check(State(app): State<Arc<App>>, call: WriteCall) -> Result<Json<Chec
     CommonProblems))]
 async fn publish(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response, Ending> {
     let selection: Selection = body_or_default(&call)?;
+    // Before the turn, so that no others wait while a large draft compiles.
+    let checked = check_drafts(&app, &call.caller, selection.clone()).await?;
     app.take_publisher_turn(&call.caller).await?;
-    let checked = check_drafts(&app, &call.caller, selection).await?;
+    let checked = match checked.is_current(&app).await? {
+        true => checked,
+        false => check_drafts(&app, &call.caller, selection).await?,
+    };
     for _ in 0..ATTEMPTS_MAX {
         let approved = approve(&app, from_ref(&call.caller), &checked.texts).await;
         let mut write = call.begin(&app).await?;
@@ -156,16 +237,23 @@ async fn rollback(State(app): State<Arc<App>>, call: WriteCall) -> Result<Respon
     let domains = named_domains(&call.caller, domains)?;
     app.take_publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
-        let former = former_documents(&app, &call.caller, version, domains.clone()).await?;
+        let wanted = (domains.as_deref(), discard_draft);
+        let former = former_documents(&app, &call.caller, version, wanted).await?;
+        let names: Vec<_> = former.iter().map(|(it, _)| &*it.domain).collect();
+        app.store.compare(&names).await?;
         let texts: Vec<_> = former.iter().map(|(it, yaml)| text_of(it, yaml.clone())).collect();
         let documents = Arc::new(former.into_iter().map(|(document, _)| document).collect());
         let replacements = replacements(&app, &documents).await?;
         let approved = approve(&app, from_ref(&call.caller), &texts).await;
         let mut write = call.begin(&app).await?;
         let restored = restore(&mut write, &replacements, texts, discard_draft).await?;
-        let Some(texts) = restored else { continue };
+        let Some((texts, discarded)) = restored else { continue };
         let published = publish_texts(&mut write, &texts, Some(version), approved?).await?;
         if let Some(published) = published {
+            if published.domains.is_empty() && !discarded.is_empty() {
+                write.note_action("draft.discard", &discarded.join(", ")).await?;
+            }
+            let published = Published { discarded, ..published };
             return call.finish(&app, write, StatusCode::OK, None, &published).await;
         }
     }
@@ -179,16 +267,22 @@ fn text_of(document: &Document, yaml: Option<String>) -> PublishedText {
 }
 
 /// Makes the drafts of these domains what they were in an earlier version, of which they have the
-/// texts. `None` if one of them changed since it was compared.
+/// texts. Returns these with the number of the last change of each draft, and the domains whose
+/// drafts had changes; `None` if one of them changed since it was compared.
 async fn restore(
     write: &mut Write,
     replacements: &[Replacement],
     mut texts: Vec<PublishedText>,
     discard_draft: bool,
-) -> Result<Option<Vec<PublishedText>>, Problem> {
+) -> Result<Option<(Vec<PublishedText>, Vec<String>)>, Problem> {
+    let mut discarded = Vec::new();
     for (text, replacement) in texts.iter_mut().zip(replacements) {
         let domain = &text.domain;
-        if write.draft_state(domain).await?.0 && !discard_draft {
+        let is_changed = write.draft_state(domain).await?.0;
+        if is_changed && discard_draft {
+            discarded.push(domain.clone());
+        }
+        if is_changed && !discard_draft {
             let domain = ratelease_rules::excerpt(domain);
             let detail = format!(
                 "the draft of '{domain}' has changes that are not published; publish them, or send \
@@ -202,22 +296,109 @@ async fn restore(
         };
         text.changed = write.draft_state(domain).await?.1;
     }
-    Ok(Some(texts))
+    Ok(Some((texts, discarded)))
+}
+
+/// Discard changes of the draft that are not published
+///
+/// Each draft becomes the published rules again. `If-Match` is required: the `etag` of
+/// `/v1/differences` or of `/v1/check` about the same domains, or `*`.
+#[utoipa::path(post, tag = "publish", path = "/v1/discard",
+    params(("If-Match" = String, Header), WriteQuery), request_body = DiscardInput,
+    responses((status = 200, description = "Discarded, and committed", body = Discarded),
+    CommonProblems))]
+async fn discard(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response, Ending> {
+    let DiscardInput { domains } = call.json()?;
+    let domains = named_domains(&call.caller, Some(domains))?.unwrap_or_default();
+    for _ in 0..ATTEMPTS_MAX {
+        let known = known_domains(&app, &domains).await?;
+        let drafts =
+            known.iter().map(|it| Document { domain: it.name.clone(), ..Document::default() });
+        let documents = Arc::new(published(&app, &drafts.collect::<Vec<_>>()).await?);
+        let replacements = replacements(&app, &documents).await?;
+        let mut write = call.begin(&app).await?;
+        let Some(discarded) = discard_drafts(&call, &mut write, &known, &replacements).await?
+        else {
+            continue;
+        };
+        return call.finish(&app, write, StatusCode::OK, None, &discarded).await;
+    }
+    Err(Problem::raced().into())
+}
+
+/// Replaces drafts by the published rules, if `If-Match` names these drafts. `None` if a draft changed
+/// or was published since it was compared.
+async fn discard_drafts(
+    call: &WriteCall,
+    write: &mut Write,
+    known: &[DraftDomain],
+    replacements: &[Replacement],
+) -> Result<Option<Discarded>, Problem> {
+    let mut drafts = Vec::new();
+    for domain in known {
+        drafts.push((&*domain.name, write.draft_state(&domain.name).await?.1));
+    }
+    if !call.matches(&draft_etag(drafts))? {
+        let detail = "the draft changed since you looked at it; look at the differences again";
+        return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail));
+    }
+    let mut discarded = Discarded { domains: Vec::new() };
+    for (domain, replacement) in known.iter().zip(replacements) {
+        let name = &domain.name;
+        if write.published_hash(name).await? != domain.hash {
+            return Ok(None);
+        }
+        if !domain.is_changed {
+            continue;
+        }
+        match write.replace(replacement).await {
+            Err(StoreError::Moved(_)) => return Ok(None),
+            replaced => replaced?,
+        };
+        let (_, changed) = write.draft_state(name).await?;
+        write.note_published(name, changed, domain.hash.as_deref()).await?;
+        discarded.domains.push(name.clone());
+    }
+    if !discarded.domains.is_empty() {
+        write.note_action("draft.discard", &discarded.domains.join(", ")).await?;
+    }
+    Ok(Some(discarded))
+}
+
+/// These domains, by name.
+///
+/// # Errors
+/// Refuses one that there is not.
+async fn known_domains(app: &App, names: &[String]) -> Result<Vec<DraftDomain>, Problem> {
+    let mut known = app.store.domains().await?;
+    let unknown = names.iter().find(|name| !known.iter().any(|it| it.name == **name));
+    if let Some(unknown) = unknown {
+        let unknown = ratelease_rules::excerpt(unknown);
+        return Err(Problem::not_found(format!("there is no domain '{unknown}'")));
+    }
+    known.retain(|it| names.contains(&it.name));
+    Ok(known)
 }
 
 /// List versions
-#[utoipa::path(get, tag = "publish", path = "/v1/versions", params(HistoryQuery), responses(
+#[utoipa::path(get, tag = "publish", path = "/v1/versions", params(VersionQuery), responses(
     (status = 200, description = "Versions that change a domain of the token, the latest first",
         body = VersionList),
     CommonProblems))]
 async fn versions(
     State(app): State<Arc<App>>,
     caller: Caller,
-    QueryOf(query): QueryOf<HistoryQuery>,
+    QueryOf(query): QueryOf<VersionQuery>,
 ) -> Result<Json<VersionList>, Problem> {
     let before = query.before.unwrap_or(i64::MAX);
     let limit = page_size(query.limit)?;
-    let mut versions = app.lists().versions(caller.domains(), before, limit).await?;
+    if let Some(domain) = &query.domain {
+        check_domain(domain)?;
+        caller.need_domain(domain)?;
+    }
+    let domain = query.domain.map(|it| [it]);
+    let of = domain.as_ref().map(<[String; 1]>::as_slice).or(caller.domains());
+    let mut versions = app.lists().versions(of, caller.domains(), before, limit).await?;
     versions.iter_mut().for_each(|it| hide_reason(&caller, &it.author, &mut it.reason));
     Ok(Json(VersionList { versions }))
 }
@@ -266,18 +447,13 @@ pub async fn check_drafts(
     caller: &Caller,
     selection: Selection,
 ) -> Result<Checked, Problem> {
-    let known = app.store.domains().await?;
-    let domains = match named_domains(caller, selection.domains)? {
+    let domains: Vec<_> = match named_domains(caller, selection.domains)? {
         Some(domains) => {
-            let unknown = domains.iter().find(|name| !known.iter().any(|it| it.name == **name));
-            if let Some(unknown) = unknown {
-                let unknown = ratelease_rules::excerpt(unknown);
-                return Err(Problem::not_found(format!("there is no domain '{unknown}'")));
-            }
-            domains
+            known_domains(app, &domains).await?.into_iter().map(|it| it.name).collect()
         }
         None => {
-            let changed = known.into_iter().filter(|it| it.is_changed).map(|it| it.name);
+            let known = app.store.domains().await?.into_iter();
+            let changed = known.filter(|it| it.is_changed).map(|it| it.name);
             changed.filter(|name| caller.may_use(name)).collect()
         }
     };
@@ -304,26 +480,25 @@ pub async fn published(app: &App, drafts: &[Document]) -> Result<Vec<Document>, 
     Ok(documents)
 }
 
-/// The rules of a version, for each domain that has others now: the document and its text.
+/// The rules of a version: the document and its text, for each of these domains that has others now;
+/// and if drafts may be lost, for those whose draft has changes. Without names, of all domains that
+/// the token may use and no object defines.
 async fn former_documents(
     app: &App,
     caller: &Caller,
     version: i64,
-    domains: Option<Vec<String>>,
+    (named, discard_draft): (Option<&[String]>, bool),
 ) -> Result<Vec<(Document, Option<String>)>, Problem> {
     let mut then = published_hashes(app, version).await?;
-    let now = app.store.state_at(i64::MAX).await?;
-    let known = app.store.domains().await?.into_iter();
-    let owned: BTreeSet<_> = known.filter(|it| it.owner.is_some()).map(|it| it.name).collect();
+    let known = app.store.domains().await?;
     let mut documents = Vec::new();
-    for present in now {
-        let domain = present.domain;
-        let is_wanted = match &domains {
-            Some(domains) => domains.contains(&domain),
-            None => caller.may_use(&domain) && !owned.contains(&domain),
+    for DraftDomain { name: domain, is_changed, owner, hash: present, .. } in known {
+        let is_wanted = match named {
+            Some(named) => named.contains(&domain),
+            None => caller.may_use(&domain) && owner.is_none(),
         };
         let hash = then.remove(&domain);
-        if !is_wanted || hash == present.hash {
+        if !is_wanted || (hash == present && !(discard_draft && is_changed)) {
             continue;
         }
         documents.push(match hash {
@@ -346,6 +521,10 @@ pub struct Published {
     version: i64,
     /// The domains that it changes.
     domains: Vec<String>,
+    /// The domains whose drafts had changes that are lost.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    discarded: Vec<String>,
 }
 
 /// Texts that pods accept together with all others that are published.
@@ -442,6 +621,7 @@ pub async fn approve(
     {
         return Ok(approved);
     }
+    take_publication(app, callers, published, texts)?;
     let next = laid_over(published, overlay);
     check_shares(app, callers, published, &next).await?;
     let before = bytes_of_all(published);
@@ -470,11 +650,12 @@ pub async fn publish_texts(
         return Ok(None);
     }
     let Some((version, domains)) = write.publish(texts, restores).await? else {
-        return Ok(Some(Published { version: approved.version, domains: Vec::new() }));
+        let none = Published { version: approved.version, domains: vec![], discarded: vec![] };
+        return Ok(Some(none));
     };
     let action = if restores.is_some() { "version.restore" } else { "version.publish" };
     write.note_action(action, &format!("{version}: {}", domains.join(", "))).await?;
-    Ok(Some(Published { version, domains }))
+    Ok(Some(Published { version, domains, discarded: Vec::new() }))
 }
 
 fn too_many_bytes(app: &App, bytes: usize, own: usize) -> Problem {
@@ -591,6 +772,8 @@ pub async fn approve_rollout(
     let published = app.last_published().await?;
     let rollouts = app.store.open_rollouts().await?;
     refuse_rolled_out(&rollouts, texts.iter().map(|it| &*it.draft.domain), callers)?;
+    let drafts: Vec<_> = texts.iter().map(|it| it.draft.clone()).collect();
+    take_publication(app, callers, &published.domains, &drafts)?;
     let mut own = Vec::new();
     for it in texts {
         let texts = [it.shadow.clone(), it.others.clone(), it.draft.clone()];
@@ -685,6 +868,45 @@ fn under_way(open: &Rollout, domain: &str, callers: &[Caller]) -> Problem {
          {cure}{end}"
     );
     Problem::conflict("rollout-under-way", detail).with("rollout", json!(id))
+}
+
+/// Counts a version of these texts for each token, but for those of access admin. Every pod that has
+/// its domains compiles them again. Objects have a bound of their own.
+fn take_publication(
+    app: &App,
+    callers: &[Caller],
+    published: &Domains,
+    texts: &[PublishedText],
+) -> Result<(), Problem> {
+    let changed =
+        texts.iter().filter(|it| hash_of(published.get(&it.domain)) != it.hash().as_deref());
+    let bytes = changed.map(bytes_of).sum();
+    let tokens = callers.iter().filter(|it| !it.id.is_empty() && !it.has(Access::Admin));
+    for token in tokens {
+        app.rates.take_version(&token.id, bytes).map_err(too_many_versions)?;
+    }
+    Ok(())
+}
+
+fn too_many_versions(excess: Excess) -> Problem {
+    let Excess { of_bytes, retry_after } = excess;
+    let what = match of_bytes {
+        true => format!(
+            "the token has published {} MiB lately, which are kept for good, and may publish {} KiB \
+             a minute from then on",
+            PUBLISHED_KIB_MAX >> 10,
+            PUBLISHED_KIB_A_MINUTE
+        ),
+        false => {
+            "the token has published too many versions (--token-versions-per-minute)".to_owned()
+        }
+    };
+    let detail = format!(
+        "{what}: every pod compiles each of them. Publish this after the seconds of 'Retry-After', \
+         with other changes as one version: leave out 'publish', and send POST /v1/publish. A token \
+         of access admin has no such bound"
+    );
+    Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-versions", detail).after(retry_after)
 }
 
 /// Refuses what would leave other tenants no room, for each of these callers.
@@ -852,14 +1074,29 @@ impl Approved {
 // === impl Checked ===
 
 impl Checked {
+    /// Whether the drafts are still those that were compiled.
+    async fn is_current(&self, app: &App) -> Result<bool, Problem> {
+        let known = app.store.domains().await?;
+        let is_same = |text: &PublishedText| {
+            let draft = known.iter().find(|it| it.name == text.domain);
+            draft.map_or(0, |it| it.changed) == text.changed
+        };
+        Ok(self.texts.iter().all(is_same))
+    }
+
     /// Identifies the drafts.
     pub fn etag(&self) -> String {
-        let mut hasher = blake3::Hasher::new();
-        for text in &self.texts {
-            hasher.update(text.domain.as_bytes());
-            hasher.update(&[0]);
-            hasher.update(&text.changed.to_le_bytes());
-        }
-        format!("\"draft-{}\"", &hasher.finalize().to_hex()[..16])
+        draft_etag(self.texts.iter().map(|it| (&*it.domain, it.changed)))
     }
+}
+
+/// Identifies drafts by their domains, in their order, and the number of the last change of each.
+pub fn draft_etag<'d>(drafts: impl IntoIterator<Item = (&'d str, i64)>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for (domain, changed) in drafts {
+        hasher.update(domain.as_bytes());
+        hasher.update(&[0]);
+        hasher.update(&changed.to_le_bytes());
+    }
+    format!("\"draft-{}\"", &hasher.finalize().to_hex()[..16])
 }

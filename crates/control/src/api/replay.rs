@@ -14,7 +14,7 @@ use ratelease_rules::{Options, Rules, Source, load};
 use serde::{Deserialize, Serialize};
 use utoipa::{OpenApi, ToSchema};
 
-use super::call::{CommonProblems, Problem, WriteCall, check_domain};
+use super::call::{CommonProblems, DryCall, Problem, check_domain};
 use super::publish::{compile_all, published_hashes};
 use super::{App, MIB};
 use crate::auth::Caller;
@@ -73,12 +73,13 @@ pub fn long_calls() -> Router<Arc<App>> {
 /// Replay a log under the draft
 ///
 /// A dry run on traffic: how many requests of the log the draft decides otherwise than what is
-/// published. Each line is decided at its own time, by counts that begin empty.
+/// published. Each line is decided at its own time, by counts that begin empty. A token that may read
+/// is enough.
 #[utoipa::path(post, tag = "replay", path = "/v1/replay", request_body = ReplayInput, responses(
     (status = 200, description = "What would change", body = ReplayReport), CommonProblems))]
 async fn replay(
     State(app): State<Arc<App>>,
-    call: WriteCall<REPLAY_BYTES_MAX>,
+    call: DryCall<REPLAY_BYTES_MAX>,
 ) -> Result<Json<ReplayReport>, Problem> {
     let input: ReplayInput = call.json()?;
     if let Some(domain) = &input.domain {

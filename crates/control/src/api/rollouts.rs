@@ -22,8 +22,8 @@ use super::call::{
     page_size,
 };
 use super::publish::{
-    ATTEMPTS_MAX, Approved, Selection, approve_end, approve_rollout, check_drafts, compile_all,
-    hide_reason, published, refuse_rolled_out,
+    ATTEMPTS_MAX, Approved, Checked, Selection, approve_end, approve_rollout, check_drafts,
+    compile_all, hide_reason, published, refuse_rolled_out,
 };
 use super::rollout_terms::{OpenStage, PodsInput, RolloutTerms, StepInput, Terms, duration};
 use crate::auth::Caller;
@@ -33,6 +33,7 @@ use crate::store::{
     Bound, Choice, CountKey, HitCount, NewRollout, PlanStep, PodRow, PublishedText, Rollout,
     RolloutStep, RolloutTexts, Stage, StepHits, Store, StoreError, Write,
 };
+use crate::work::heavy;
 
 /// Maximum number of domains of a rollout: a pod reports 1000, and in the stage `shadow` each of
 /// these has candidate rules.
@@ -97,6 +98,8 @@ pub fn long_calls() -> Router<Arc<App>> {
     CommonProblems))]
 async fn begin(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response, Ending> {
     let (domains, terms) = call.json::<RolloutInput>()?.checked()?;
+    // Before the turn, so that no others wait while a draft that is too large compiles.
+    check_drafts(&app, &call.caller, Selection { domains: domains.clone() }).await?;
     app.take_publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
         let selection = Selection { domains: domains.clone() };
@@ -319,14 +322,13 @@ async fn texts(
     let checked = check_drafts(app, caller, selection).await?;
     let etag = checked.etag();
     let before = published(app, &checked.documents).await?;
-    let mut drafts = Vec::new();
-    let mut candidates = Vec::new();
-    for ((after, before), text) in checked.documents.iter().zip(&before).zip(checked.texts) {
-        if !difference(before, after).is_empty() {
-            candidates.push(Candidates::of(before, after));
-            drafts.push(text);
-        }
-    }
+    let Checked { texts, documents, .. } = checked;
+    let candidates = heavy(move |_| -> Vec<_> {
+        documents.iter().zip(&before).map(|(after, before)| Candidates::of(before, after)).collect()
+    });
+    let differing = texts.into_iter().zip(candidates.await?);
+    let differing = differing.filter_map(|(text, candidates)| Some((text, candidates?)));
+    let (drafts, candidates): (Vec<_>, Vec<_>) = differing.unzip();
     if drafts.is_empty() || drafts.len() > DOMAINS_MAX {
         let count = drafts.len();
         let detail = format!(
@@ -352,14 +354,18 @@ pub struct Candidates {
 // === impl Candidates ===
 
 impl Candidates {
-    pub fn of(before: &Document, after: &Document) -> Self {
+    /// Those of a draft; `None` if it does not differ from what is published, `before`.
+    pub fn of(before: &Document, after: &Document) -> Option<Self> {
+        if difference(before, after).is_empty() {
+            return None;
+        }
         let shadow = shadow_of(before, after);
         let domain = &after.domain;
         let others = match shadow.records.is_empty() {
             true => Document { domain: shadow.domain.clone(), ..Document::default() },
             false => shadow_of(after, &Document { domain: domain.clone(), ..before.clone() }),
         };
-        Self { shadow, others }
+        Some(Self { shadow, others })
     }
 }
 

@@ -504,6 +504,7 @@ async fn attempt(
     domain: &str,
     change: &impl Change,
 ) -> Result<Option<Response>, Ending> {
+    app.store.compare(&[domain]).await?;
     // The edit is decided twice: before the domain is compiled, and when it is made.
     let mut write = call.begin(app).await?;
     let edit = change.edit(&mut write).await?;

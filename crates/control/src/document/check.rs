@@ -5,7 +5,7 @@ use ratelease_xds::memory_left;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{Document, Entry, render};
+use super::{Document, Entry, render, without_file};
 
 /// A fault at a field of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -58,7 +58,7 @@ pub fn compile(
                 domain: Some(document.domain.clone()),
                 rule: record.map(|record| record.id(&document.domain).to_string()),
                 field: line.map_or_else(String::new, |line| line.field.clone()),
-                message: fault.message.clone(),
+                message: without_file(&fault.message),
             }
         };
         let source =

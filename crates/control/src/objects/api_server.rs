@@ -6,8 +6,11 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use http::StatusCode;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Event as CoreEvent;
 use kube::api::{
-    ApiResource, DynamicObject, ListParams, Patch, PatchParams, WatchEvent, WatchParams,
+    ApiResource, DynamicObject, GetParams, ListParams, Patch, PatchParams, PostParams, WatchEvent,
+    WatchParams,
 };
 use kube::core::Request;
 use kube::{Client, Resource};
@@ -18,10 +21,10 @@ use serde_json::value::RawValue;
 use thiserror::Error;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::object::{ApiObject, Key};
-use super::status::Status;
+use super::status::{Notice, Status};
 
 /// Objects of a page of the list, each of which may have 1.5 MiB; and events that wait.
 const PAGE: u32 = 25;
@@ -263,13 +266,23 @@ fn is_unreadable(error: &kube::Error) -> bool {
     }
 }
 
-/// Writes statuses one after the other, with a pause between two. One that fails is written again
-/// when it is compared again.
-pub async fn write_statuses(client: Client, mut waiting: mpsc::Receiver<(Key, Status)>) {
+/// A status that is to be written, and what is to be told of it, if that is news.
+pub type Said = (Key, Status, Option<Notice>);
+
+/// Writes statuses one after the other, with a pause between two, and Events. A status that fails is
+/// written again when it is compared again; an Event that fails is not.
+pub async fn write_statuses(client: Client, mut waiting: mpsc::Receiver<Said>) {
     let mut pause = interval(STATUS_PAUSE);
     pause.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    while let Some((key, status)) = waiting.recv().await {
+    while let Some((key, status, notice)) = waiting.recv().await {
         pause.tick().await;
+        if let Some(notice) = notice {
+            let told = timeout(CALL_MAX, tell(&client, &key, &notice)).await;
+            let told = told.map_err(|_| Lost::Silent).and_then(|told| told.map_err(Lost::Client));
+            if let Err(why) = told {
+                debug!("the Event of {key} is not written: {why}");
+            }
+        }
         let done = timeout(CALL_MAX, write_status(&client, &key, &status)).await;
         match done {
             // Its object may have been deleted.
@@ -278,6 +291,49 @@ pub async fn write_statuses(client: Client, mut waiting: mpsc::Receiver<(Key, St
             Err(_) => warn!("the status of {key} is not written: the API server is silent"),
             Ok(Ok(())) => {}
         }
+    }
+}
+
+/// The path of the Events of a namespace.
+fn events(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/events")
+}
+
+/// Writes an Event of an object. One that has said the same of it before counts once more, so that an
+/// object has few of them, however often it changes.
+async fn tell(client: &Client, key: &Key, notice: &Notice) -> kube::Result<()> {
+    let Notice { kind, reason, message, .. } = notice;
+    let name = notice.name(key);
+    let request = Request::new(events(&key.namespace));
+    let found = request.get(&name, &GetParams::default()).map_err(kube::Error::BuildRequest)?;
+    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    match client.request::<CoreEvent>(found).await {
+        Ok(before) => {
+            let count = before.count.unwrap_or_default().saturating_add(1);
+            let patch = json!({"count": count, "lastTimestamp": now, "message": message});
+            let patch = Patch::Merge(patch);
+            let patch = request.patch(&name, &PatchParams::default(), &patch);
+            let patch = patch.map_err(kube::Error::BuildRequest)?;
+            client.request::<IgnoredAny>(patch).await.map(drop)
+        }
+        Err(kube::Error::Api(status)) if status.code == StatusCode::NOT_FOUND.as_u16() => {
+            let resource = resource();
+            let event = json!({
+                "apiVersion": "v1", "kind": "Event", "type": kind,
+                "metadata": {"namespace": key.namespace, "name": name},
+                "involvedObject": {"apiVersion": resource.api_version, "kind": resource.kind,
+                    "namespace": key.namespace, "name": key.name, "uid": notice.uid},
+                "reason": reason, "message": message, "count": 1,
+                "firstTimestamp": now, "lastTimestamp": now,
+                "source": {"component": "ratelease-control"},
+                "reportingComponent": "ratelease-control", "reportingInstance": "",
+            });
+            let body = event.to_string().into_bytes();
+            let create = request.create(&PostParams::default(), body);
+            let create = create.map_err(kube::Error::BuildRequest)?;
+            client.request::<IgnoredAny>(create).await.map(drop)
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -1,18 +1,22 @@
 //! An object as the control plane keeps it: the domain that it defines, and the rule file that its
 //! spec is, or the faults of that, each with its place in the spec.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt;
+use std::fmt::Write as _;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use ratelease_rules::{Source, excerpt};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::ser::{PrettyFormatter, Serializer};
 use serde_json::value::RawValue;
 
 use super::rollout::take_terms;
 use super::status::Status;
 use crate::api::{Terms, check_new_domain};
-use crate::document::{ReadFaults, compile, read};
+use crate::document::{ReadFaults, compile, read, without_file};
 use crate::store::PublishedText;
 
 /// Maximum number of faults that a status shows, and the bytes of a place and of a message.
@@ -25,7 +29,7 @@ const SPEC_BYTES_MAX: usize = 512 << 10;
 
 /// An object as the API server has it. What is in it is read for each object alone, so that one
 /// that cannot be read is its own fault; what is not named is skipped, however deep it is.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Deserialize)]
 pub struct ApiObject {
     pub metadata: Meta,
     spec: Option<Box<RawValue>>,
@@ -118,6 +122,16 @@ impl Key {
     pub fn of(object: &ApiObject) -> Self {
         let Meta { namespace, name, .. } = object.metadata.clone();
         Self { namespace, name }
+    }
+}
+
+// === impl ApiObject ===
+
+impl ApiObject {
+    /// Bytes of what is read.
+    pub fn bytes(&self) -> usize {
+        let text = |it: &Option<Box<RawValue>>| it.as_ref().map_or(0, |it| it.get().len());
+        text(&self.spec) + text(&self.status)
     }
 }
 
@@ -239,11 +253,19 @@ fn decode(spec: &str) -> Result<Value, Faults> {
     })
 }
 
+/// A spec as a rule file in which each value has a line of its own, by which the compiler's faults are
+/// found again. Without indentation, which would make megabytes of lines that are nested deep.
+fn lines(spec: &Value) -> Vec<u8> {
+    let mut text = Vec::new();
+    let formatter = PrettyFormatter::with_indent(b"");
+    let written = spec.serialize(&mut Serializer::with_formatter(&mut text, formatter));
+    // Values of JSON can be written, and memory does not fail.
+    written.map(|()| text).unwrap_or_default()
+}
+
 /// The rules of a spec, which is a rule file in JSON.
 fn rules(spec: &Value, memory: usize) -> Result<Rules, Faults> {
-    // Each value has a line of its own, by which the compiler's faults are found again.
-    let text = serde_json::to_string_pretty(spec).unwrap_or_default();
-    let source = Source { name: "spec".to_owned(), text: text.into_bytes() };
+    let source = Source { name: "spec".to_owned(), text: lines(spec) };
     let mut documents = read(&[source]).map_err(|faults| placed(spec, faults))?;
     let texts = compile(&documents, memory).map_err(|findings| {
         Faults::new(
@@ -266,51 +288,93 @@ fn placed(spec: &Value, faults: ReadFaults) -> Faults {
     match faults {
         ReadFaults::Document(_, message) => Faults::one("spec", message),
         ReadFaults::Compiler(faults) => {
-            let placed = faults.iter().map(|fault| {
-                let place = place(spec, "spec", &mut fault.line.saturating_sub(1));
-                let field = place.unwrap_or_else(|| "spec".to_owned());
-                PlacedFault { field, message: fault.message.clone() }
+            let shown: Vec<_> = faults.iter().take(FAULTS_MAX).collect();
+            let lines = shown.iter().map(|fault| fault.line.saturating_sub(1));
+            let places = Places::of(spec, lines);
+            let placed = shown.iter().map(|fault| {
+                let field = places.found.get(&fault.line.saturating_sub(1));
+                let field = field.map_or("spec", String::as_str).to_owned();
+                PlacedFault { field, message: without_file(&fault.message) }
             });
             Faults::new(faults.count(), placed)
         }
     }
 }
 
-/// The path of the value at a line of the pretty text of `value`, which is at `path`. The line is
-/// counted from 0 at the value's first one, and what the value has of lines is taken from it.
-fn place(value: &Value, path: &str, line: &mut u32) -> Option<String> {
-    if *line == 0 {
-        return Some(path.to_owned());
+/// The paths of the values at some lines of what [`lines`] makes of a spec, found in one walk.
+struct Places<'v> {
+    /// The lines that are sought, counted from 0, the last one first.
+    sought: Vec<u32>,
+    /// The line that the walk is at.
+    line: u32,
+    /// The names and the numbers that lead to it.
+    path: Vec<Step<'v>>,
+    found: BTreeMap<u32, String>,
+}
+
+/// A step of a path.
+enum Step<'v> {
+    Field(&'v str),
+    Item(usize),
+}
+
+// === impl Places ===
+
+impl<'v> Places<'v> {
+    fn of(spec: &'v Value, lines: impl Iterator<Item = u32>) -> Self {
+        let mut sought: Vec<_> = lines.collect();
+        sought.sort_unstable_by_key(|line| Reverse(*line));
+        sought.dedup();
+        let mut this = Self { sought, line: 0, path: Vec::new(), found: BTreeMap::new() };
+        this.walk(spec);
+        this
     }
-    *line -= 1;
-    let is_open = match value {
-        Value::Object(map) => {
-            for (name, value) in map {
-                let shown = excerpt(name);
-                if let Some(found) = place(value, &format!("{path}.{shown}"), line) {
-                    return Some(found);
-                }
+
+    /// Passes the lines of a value.
+    fn walk(&mut self, value: &'v Value) {
+        self.pass_line();
+        let is_open = match value {
+            Value::Object(map) => {
+                map.iter().for_each(|(name, value)| self.step(Step::Field(name), value));
+                !map.is_empty()
             }
-            !map.is_empty()
-        }
-        Value::Array(items) => {
-            for (at, value) in items.iter().enumerate() {
-                if let Some(found) = place(value, &format!("{path}[{at}]"), line) {
-                    return Some(found);
-                }
+            Value::Array(items) => {
+                let numbered = items.iter().enumerate();
+                numbered.for_each(|(at, value)| self.step(Step::Item(at), value));
+                !items.is_empty()
             }
-            !items.is_empty()
+            _ => false,
+        };
+        if is_open {
+            // The line of the closing bracket.
+            self.pass_line();
         }
-        _ => false,
-    };
-    if is_open {
-        // The line of the closing bracket.
-        if *line == 0 {
-            return Some(path.to_owned());
-        }
-        *line -= 1;
     }
-    None
+
+    fn step(&mut self, step: Step<'v>, value: &'v Value) {
+        if self.sought.is_empty() {
+            return;
+        }
+        self.path.push(step);
+        self.walk(value);
+        self.path.pop();
+    }
+
+    fn pass_line(&mut self) {
+        if self.sought.last() == Some(&self.line) {
+            self.sought.pop();
+            let mut text = "spec".to_owned();
+            for step in &self.path {
+                // Writing to a String cannot fail.
+                let _ = match step {
+                    Step::Field(name) => write!(text, ".{}", excerpt(name)),
+                    Step::Item(at) => write!(text, "[{at}]"),
+                };
+            }
+            self.found.insert(self.line, text);
+        }
+        self.line += 1;
+    }
 }
 
 #[cfg(test)]
@@ -325,12 +389,11 @@ mod tests {
     }
 
     #[test]
-    fn each_line_of_the_pretty_text_is_found_again() {
+    fn each_line_of_a_spec_is_found_again_in_one_walk() {
         let spec = json!({"a": [{"b": 1, "c": {}}, [], "x"], "d": {"e": [1, 2]}, "f": null});
-        let text = serde_json::to_string_pretty(&spec).unwrap();
-        let found: Vec<_> = (0..text.lines().count())
-            .map(|line| place(&spec, "spec", &mut u32::try_from(line).unwrap()).unwrap())
-            .collect();
+        let count = String::from_utf8(lines(&spec)).unwrap().lines().count();
+        let places = Places::of(&spec, 0..u32::try_from(count).unwrap());
+        let found: Vec<_> = places.found.into_values().collect();
         let expected = [
             "spec",
             "spec.a",
@@ -375,6 +438,13 @@ mod tests {
         let faults = rules(&spec, usize::MAX).unwrap_err();
         assert_eq!(faults.shown.len(), FAULTS_MAX);
         assert!(faults.count >= 100, "{}", faults.count);
+    }
+
+    #[test]
+    fn a_spec_that_is_nested_deep_makes_no_long_text() {
+        let numbers = json!(vec![1; 10_000]);
+        let spec = (0..50).fold(numbers, |within, _| json!([within]));
+        assert!(lines(&spec).len() < 2 * spec.to_string().len());
     }
 
     #[test]

@@ -3,13 +3,16 @@
 //!
 //! - **A namespace defines the domains of its name**: `shop`, and all that begin with `shop.` or
 //!   `shop/`. No name of a namespace has either character, so that no domain is of two. Objects of
-//!   the namespaces that the operator lists may define any domain.
+//!   the namespaces that the operator lists may define any domain, and these alone `default`.
 //! - **Of two objects for one domain the older one counts**, also while it has faults.
 //! - **A domain of the database stays the database's**, until what it publishes is what the object
 //!   has: then the object takes it over, and nothing changes.
+//! - **A domain that asks for approvals is no object's**: it would be published without them.
 //! - **Faults change nothing**: what is in force stays, until the object is good or deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use ratelease_rules::request::scoped;
 
 use super::object::{Key, Object};
 use super::rollout::Tries;
@@ -34,6 +37,8 @@ pub enum Verdict {
     RollingOut(String),
     /// Its rollout has ended without being published, for this reason.
     Stopped(String),
+    /// The domain asks for approvals, which an object has none of.
+    Approvals,
 }
 
 /// What is to be done with a domain.
@@ -53,9 +58,10 @@ pub struct Plan {
     pub verdicts: BTreeMap<Key, Verdict>,
 }
 
-/// Whether objects of this namespace may define this domain.
+/// Whether objects of this namespace may define this domain. The namespace `default`, in which
+/// people leave things, does not get the domain of everybody's scopes (`/v1/policies`).
 fn may_define(namespace: &str, domain: &str, any_domain: &BTreeSet<String>) -> bool {
-    let rest = domain.strip_prefix(namespace);
+    let rest = domain.strip_prefix(namespace).filter(|_| domain != scoped::DOMAIN);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '/']))
         || any_domain.contains(namespace)
 }
@@ -126,6 +132,10 @@ fn winners<'o>(
 fn verdict(object: &Object, known: Option<&DraftDomain>, tries: &Tries) -> Verdict {
     let Ok(rules) = &object.rules else { return Verdict::Invalid };
     let Some(known) = known else { return Verdict::Due };
+    // An object is published without approvals: its writer could do without a second person.
+    if known.approvals > 0 {
+        return Verdict::Approvals;
+    }
     let is_same = known.hash == rules.hash && !known.is_changed;
     let is_own = known.owner.as_ref().is_some_and(|it| *it == object.key.to_string());
     let tried = tries.of(known, rules.hash.as_deref());
@@ -176,6 +186,9 @@ mod tests {
             changed: 1,
             rules: 1,
             is_changed: false,
+            changed_at: None,
+            changed_by: Vec::new(),
+            approvals: 0,
             owner: owner.map(str::to_owned),
             hash: Some(hash.to_owned()),
         }
@@ -208,6 +221,19 @@ mod tests {
         for other in ["shop-eu", "sho", "shops", "eu"] {
             assert!(!may_define(other, "shop.eu", &any), "{other}");
         }
+    }
+
+    #[test]
+    fn the_namespace_default_defines_the_domain_of_scopes_only_if_it_is_listed() {
+        let objects = BTreeMap::from([
+            object("default/a", 1, "default", "text"),
+            object("default/b", 2, "default.shop", "text"),
+        ]);
+        let found = planned(&objects, &[], &BTreeSet::new());
+        assert_eq!(changes(&found), [("default.shop", Some("default/b".to_owned()))]);
+        assert_eq!(found.verdicts[&key("default/a")], Verdict::NotAllowed);
+        let found = planned(&objects, &[], &BTreeSet::from(["default".to_owned()]));
+        assert_eq!(found.verdicts[&key("default/a")], Verdict::Due);
     }
 
     #[test]

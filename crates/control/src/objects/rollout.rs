@@ -18,11 +18,12 @@ use super::{Written, documents, reason, replace};
 use crate::api::publish::{ATTEMPTS_MAX, approve_rollout, published, replacements};
 use crate::api::{App, Candidates, Problem, RolloutTerms, Terms, rollout_texts};
 use crate::auth::Caller;
-use crate::document::{difference, longest_window};
+use crate::document::longest_window;
 use crate::gate::Gate;
 use crate::store::{
     Author, DraftDomain, NewRollout, PublishedText, Rollout, Stage, StoreError, StoreResult,
 };
+use crate::work::heavy;
 
 /// The field of a spec.
 pub const FIELD: &str = "rollout";
@@ -162,13 +163,10 @@ pub async fn begin(
     let after = Arc::new(documents(from_ref(text)).await?);
     for _ in 0..ATTEMPTS_MAX {
         let before = published(app, &after).await?;
-        let (Some(before), Some(draft)) = (before.first(), after.first()) else {
-            return Ok(None);
-        };
-        if difference(before, draft).is_empty() {
-            return Ok(None);
-        }
-        let candidates = Candidates::of(before, draft);
+        let drafts = Arc::clone(&after);
+        let candidates =
+            heavy(move |_| Candidates::of(before.first()?, drafts.first()?)).await?;
+        let Some(candidates) = candidates else { return Ok(None) };
         let window = longest_window(&candidates.shadow);
         let mut texts = rollout_texts(app, vec![candidates], vec![text.clone()]).await?;
         let replacements = replacements(app, &after).await?;

@@ -7,15 +7,23 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use ratelease_rules::request::scoped;
 use serde::{Deserialize, Serialize};
 
-use super::object::{ApiObject, Object, PlacedFault, bytes_of_faults};
+use super::object::{ApiObject, Key, Object, PlacedFault, bytes_of_faults};
 use super::plan::Verdict;
 use crate::push::PublishedSet;
 use crate::store::PodRow;
 
 /// Maximum bytes of a status that is read: more than any that is written here.
 const STATUS_BYTES_MAX: usize = 64 << 10;
+
+/// Why an object is not in force that pods have refused.
+const REFUSED_BY_PODS: &str = "RefusedByPods";
+
+/// Faults of a status that its Event has too, and the bytes of that: the API server takes 1024.
+const FAULTS_TOLD_MAX: usize = 3;
+const EVENT_BYTES_MAX: usize = 1000;
 
 /// A status.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -39,7 +47,7 @@ pub struct Status {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PodCount {
-    /// Those that run the version, or a later one.
+    /// Those that have the rules of the object as it is.
     pub current: usize,
     /// All.
     pub connected: usize,
@@ -196,6 +204,9 @@ impl Status {
             }
             Said(false, reason, _) => Said(false, reason, "nothing of it is in force".into()),
         };
+        // Pods that run the rules of before do not have these.
+        let has_these = accepted.0 && *verdict == Verdict::Published && *is_pushed;
+        let current = if has_these { pods.count.current } else { 0 };
         let faults = match (verdict, &object.rules) {
             (Verdict::Invalid, Err(faults)) => faults.shown.clone(),
             _ => Vec::new(),
@@ -220,7 +231,7 @@ impl Status {
         Self {
             observed_generation: object.generation,
             version,
-            pods: pods.count,
+            pods: PodCount { current, ..pods.count },
             conditions: vec![
                 condition("Accepted", accepted),
                 condition("Programmed", programmed),
@@ -243,6 +254,59 @@ impl Status {
     }
 }
 
+/// What is told of an object as an Event of Kubernetes: once for each change of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    /// `Normal` or `Warning`.
+    pub kind: &'static str,
+    /// The reason of the condition `Ready`.
+    pub reason: String,
+    pub message: String,
+    pub uid: String,
+    /// The generation that it is about, and the version that is in force.
+    about: (i64, i64),
+}
+
+// === impl Notice ===
+
+impl Notice {
+    /// What is to be told of a status: that the object is refused, that pods refuse it, or that it is
+    /// in force. Nothing while that is open.
+    pub fn of(status: &Status, uid: &str) -> Option<Self> {
+        let of = |name: &str| status.conditions.iter().find(|it| it.type_ == name);
+        let (ready, stalled) = (of("Ready")?, of("Stalled")?);
+        let is_refused = stalled.status == "True" || ready.reason == REFUSED_BY_PODS;
+        let kind = match ready.status == "True" {
+            true => "Normal",
+            false if is_refused => "Warning",
+            false => return None,
+        };
+        let mut message = ready.message.clone();
+        for fault in status.faults.iter().take(FAULTS_TOLD_MAX) {
+            // Writing to a String cannot fail.
+            let _ = write!(message, "; {}: {}", fault.field, fault.message);
+        }
+        message.truncate(message.floor_char_boundary(EVENT_BYTES_MAX));
+        let about = (status.observed_generation, status.version);
+        let (reason, uid) = (ready.reason.clone(), uid.to_owned());
+        Some(Self { kind, reason, message, uid, about })
+    }
+
+    /// Whether this says of the same change what `other` has said of it. Pods that come and go change
+    /// the message alone.
+    pub fn repeats(&self, other: &Self) -> bool {
+        (&self.uid, &self.reason, self.about) == (&other.uid, &other.reason, other.about)
+    }
+
+    /// The name of its Event, which is the same for all of this object with its reason.
+    pub fn name(&self, key: &Key) -> String {
+        let hash = blake3::hash(format!("{}/{}", self.uid, self.reason).as_bytes());
+        // A name has at most 253 bytes.
+        let name = &key.name[..key.name.floor_char_boundary(200)];
+        format!("{}.{}", name.trim_end_matches(['.', '-']), &hash.to_hex()[..16])
+    }
+}
+
 /// A time without its fraction, as the API server keeps it.
 fn seconds(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second()).unwrap_or(at)
@@ -258,6 +322,15 @@ fn accepted(object: &Object, verdict: &Verdict, refused: Option<&str>) -> Said {
             let message = format!("{faults} faults; status.faults has the first of them");
             Said(false, "Invalid", message)
         }
+        Verdict::NotAllowed if object.domain == scoped::DOMAIN => Said(
+            false,
+            "DomainNotAllowed",
+            format!(
+                "the domain '{domain}' has the limits of scopes (/v1/policies), and is no \
+                 namespace's by its name; name another domain, such as '{namespace}.limits', or \
+                 list the namespace in CONTROL_KUBERNETES_ANY_DOMAIN"
+            ),
+        ),
         Verdict::NotAllowed => Said(
             false,
             "DomainNotAllowed",
@@ -280,6 +353,14 @@ fn accepted(object: &Object, verdict: &Verdict, refused: Option<&str>) -> Said {
             format!(
                 "the database has other rules for the domain '{domain}'; remove them there, or \
                  make spec what GET /v1/export has of it: then the object takes the domain over"
+            ),
+        ),
+        Verdict::Approvals => Said(
+            false,
+            "Conflicted",
+            format!(
+                "the domain '{domain}' asks for approvals, which objects have none of; have an \
+                 administrator of the control plane set its approvals to 0, or delete the object"
             ),
         ),
         Verdict::Due if refused.is_some() => {
@@ -319,7 +400,7 @@ fn programmed(pods: &Reach, version: i64) -> Said {
                 let _ = write!(message, " and {others} others");
             }
             let refuses = pods.behind.iter().any(|(_, refused)| *refused > 0);
-            Said(false, if refuses { "RefusedByPods" } else { "Pending" }, message)
+            Said(false, if refuses { REFUSED_BY_PODS } else { "Pending" }, message)
         }
         _ => Said(true, "Programmed", format!("all {connected} pods have the rules")),
     }
@@ -441,13 +522,16 @@ mod tests {
     async fn a_faulty_object_says_its_faults_and_what_stays_in_force() {
         let faulty = object(Err(Faults::one("spec.descriptors[0].key", "an empty key")));
         let (verdict, set) = (Verdict::Invalid, set("before", 4));
-        let basis = Basis::new(&faulty, &verdict, None, &set, &Pods::default());
+        let pods = Pods::new(&[pod("a", 4, None)]);
+        let basis = Basis::new(&faulty, &verdict, None, &set, &pods);
         let status = Status::new(&faulty, &basis, &Status::default(), Timestamp::UNIX_EPOCH);
         let found = json!(status);
         assert_eq!(found["faults"][0]["field"], "spec.descriptors[0].key");
         assert_eq!((&found["observedGeneration"], &found["version"]), (&json!(7), &json!(4)));
         assert_eq!(found["conditions"][0]["reason"], "Invalid");
         assert_eq!(found["conditions"][1]["message"], "the rules of version 4 stay in force");
+        // No pod has what the object says.
+        assert_eq!(found["pods"], json!({"current": 0, "connected": 1}));
         // It is read again as it was written.
         assert_eq!(Status::deserialize(&found).unwrap(), status);
     }
@@ -469,6 +553,35 @@ mod tests {
             assert!(said[0].contains(text), "{said:?}");
             assert_eq!(said[1], format!("False {reason} nothing of it is in force"));
         }
+    }
+
+    #[tokio::test]
+    async fn an_event_tells_each_change_once_and_nothing_that_is_open() {
+        let set = set("a", 4);
+        let told = |object: &Object, verdict: &Verdict, rows: &[PodRow]| {
+            let basis = Basis::new(object, verdict, None, &set, &Pods::new(rows));
+            let status = Status::new(object, &basis, &Status::default(), Timestamp::UNIX_EPOCH);
+            Notice::of(&status, "uid")
+        };
+        let (good, published) = (object(Ok("a")), Verdict::Published);
+        assert_eq!(told(&good, &published, &[pod("a", 3, None)]), None);
+        let first = told(&good, &published, &[pod("a", 4, None)]).unwrap();
+        assert_eq!((first.kind, &*first.reason), ("Normal", "Programmed"));
+        let more = [pod("a", 4, None), pod("b", 4, None)];
+        let second = told(&good, &published, &more).unwrap();
+        assert!(second != first && second.repeats(&first));
+        let next = Object { generation: 8, ..good };
+        let third = told(&next, &published, &more).unwrap();
+        assert!(!third.repeats(&first));
+        assert_eq!(third.name(&next.key), first.name(&next.key));
+        let faulty = object(Err(Faults::one("spec.descriptors[0].key", "an empty key")));
+        let refused = told(&faulty, &Verdict::Invalid, &[]).unwrap();
+        assert_eq!((refused.kind, &*refused.reason), ("Warning", "Invalid"));
+        assert!(
+            refused.message.ends_with("; spec.descriptors[0].key: an empty key"),
+            "{refused:?}"
+        );
+        assert_ne!(refused.name(&next.key), first.name(&next.key));
     }
 
     #[tokio::test]

@@ -4,14 +4,17 @@
 const session = {token: sessionStorage.getItem("token") || "", caller: null};
 
 const TRIES_MAX = 8, WAIT_MAX = 5000, ANSWER_MAX = 15000, LONG_ANSWER_MAX = 75000;
-const LONG = ["/v1/check", "/v1/publish", "/v1/rollback", "/v1/replay", "/v1/differences",
+const LONG = ["/v1/check", "/v1/publish", "/v1/discard", "/v1/rollback", "/v1/replay", "/v1/differences",
   "/v1/rollouts", "/v1/import", "/v1/export"];
 
 // A refusal of the API, or a connection that was lost.
 class Problem extends Error {
   constructor(status, body) {
     super(body.detail || body.title || `status ${status}`);
-    Object.assign(this, {status, body, errors: body.errors || []});
+    // A form is no file.
+    const errors = (body.errors || []).map((it) =>
+      ({...it, message: it.message.replace(/^error loading config file: /, "")}));
+    Object.assign(this, {status, body, errors, kind: body.type?.split(":").at(-1)});
   }
 }
 
@@ -47,7 +50,9 @@ async function call(method, path, {body, query, headers, signal, is_background} 
   if (body !== undefined) all["content-type"] = "application/json";
   const text = body === undefined ? undefined : JSON.stringify(body);
   for (let tries = 1; ; tries += 1) {
-    all.authorization = `Bearer ${session.token}`;
+    // Without a token, the browser sends the cookie of the session that it has, if any.
+    if (session.token) all.authorization = `Bearer ${session.token}`;
+    else delete all.authorization;
     const answer = await send(url, {method, headers: all, body: text}, signal);
     signal?.throwIfAborted();
     if (answer?.ok) return answer;
@@ -72,7 +77,7 @@ async function send(url, request, signal) {
   const signals = signal ? [late, signal] : [late];
   try {
     const answer = await fetch(url, {...request, signal: AbortSignal.any(signals),
-      cache: "no-store", credentials: "omit", redirect: "error"});
+      cache: "no-store", credentials: "same-origin", redirect: "error"});
     const text = await answer.text();
     const isJson = (answer.headers.get("content-type") || "").includes("json");
     const {ok, status, headers} = answer;

@@ -1,26 +1,38 @@
 // === The editor of a rule ===
 
-async function ruleView(main, {id, signal}) {
+async function ruleView(main, {id, query, signal}) {
   if (id === "new") return newRule(main, signal);
-  const {body, etag} = await call("GET", `/v1/rules/${encodeURIComponent(id)}`, {signal});
-  openEditor(main, body, etag);
+  if (query.has("set")) return ruleOfSet(main, id, query.get("set"), signal);
+  const at = `/v1/rules/${encodeURIComponent(id)}`;
+  const [{body, etag}, {domains}, sets] = await Promise.all([call("GET", at, {signal}),
+    get("/v1/domains", null, signal), ownSets(signal)]);
+  const {owner, ...rule} = body;
+  owners.set(body.domain, ownerOf(domains.find((it) => it.domain === body.domain)) || owner);
+  openEditor(main, rule, etag, {sets});
   await showHistory(main, id, signal);
 }
 
+// The objects of Kubernetes that define domains, as far as rules of them were opened: those are
+// theirs alone.
+const owners = new Map();
+const mayEdit = ({domain}) => mayWrite() && !owners.get(domain);
+
 // A rule that is not there yet, in the domain that is most likely meant.
 async function newRule(main, signal) {
-  const {domains} = await get("/v1/domains", null, signal);
-  const names = session.caller.domains || domains.map((it) => it.domain);
+  const [{domains}, sets] = await Promise.all([get("/v1/domains", null, signal),
+    ownSets(signal)]);
+  const free = domains.filter((it) => !ownerOf(it)).map((it) => it.domain);
+  const names = session.caller.domains || free;
   const rule = {domain: names.length === 1 ? names[0] : "", entries: [{key: ""}],
     rate_limit: {unit: "minute"}};
-  openEditor(main, rule);
+  openEditor(main, rule, undefined, {sets});
   main.append(h("datalist", {id: "domains"}, names.map((value) => h("option", {value}))));
 }
 
 // Shows the form for a rule. What was typed before and not saved is there again.
-function openEditor(main, rule, etag) {
-  const key = rule.id || "new", kept = unsaved.get(key);
-  const editor = {key, rule: kept?.rule || rule, etag: kept ? kept.etag : etag, main};
+function openEditor(main, rule, etag, of = {sets: []}) {
+  const key = of.key || rule.id || "new", kept = unsaved.get(key);
+  const editor = {key, rule: kept?.rule || rule, etag: kept ? kept.etag : etag, main, of};
   const {form} = Object.assign(editor, editorForm(editor));
   if (kept) restore(editor, kept.raw);
   const title = rule.id ? entriesWords(rule.entries) : "New rule";
@@ -43,6 +55,7 @@ function editorForm(editor) {
     rule.entries.map((it) => entryRow(it, isNew)));
   const reason = textInput("", {maxlength: 1000, placeholder: "for the history"});
   const problem = h("div", {id: "problem", class: "wide"});
+  const where = whereChoice(editor.of.sets, editor.of.chosen);
   const limits = h("div", {class: "fields", id: "limit-fields"},
     LIMIT_FIELDS.map(([name, label, , hint]) =>
       field(`rate_limit.${name}`, label, inputs[name], hint)),
@@ -57,10 +70,11 @@ function editorForm(editor) {
     h("div", {class: "fields"}, FLAGS.map(([name, meaning]) => h("div", {class: "wide"},
       field(name, name, inputs[name], meaning)))),
     furtherField(inputs), h("div", {class: "fields"},
-      h("div", {class: "wide"}, field("reason", "Why", reason))), editorActions(editor));
-  if (!mayWrite()) form.querySelectorAll("input, select, textarea").forEach(lock);
+      field("where", "Save in", where), h("div", {class: "wide"}, field("reason", "Why", reason))),
+    editorActions(editor));
+  if (!mayEdit(rule)) form.querySelectorAll("input, select, textarea").forEach(lock);
   inputs.kind.addEventListener("change", () => showKind(editor));
-  return {form, inputs, domain, entries, reason, problem};
+  return {form, inputs, domain, entries, reason, problem, where};
 }
 
 function lock(input) {
@@ -77,6 +91,11 @@ function furtherField({further: input}) {
 
 function editorActions(editor) {
   if (!mayWrite()) return h("p", {class: "soft"}, "The token may only read.");
+  const owner = owners.get(editor.rule.domain);
+  if (owner) {
+    return h("p", {class: "attention", id: "owned"}, `The object ${owner} of Kubernetes defines this `
+      + "domain: change its rules there.");
+  }
   return h("div", {class: "actions"},
     h("button", {type: "submit", class: "main", id: "save"}, "Save draft"),
     editor.rule.id && button("Remove the rule", () => removeRule(editor), "danger", {id: "remove"}),
@@ -130,11 +149,12 @@ function remember(editor) {
   const {rule, etag, inputs, domain, reason} = editor;
   const values = Object.entries(inputs).map(([name, it]) =>
     [name, it.type === "checkbox" ? it.checked : it.value]);
-  const raw = {values, entries: entriesTyped(editor), domain: domain.value, reason: reason.value};
+  const raw = {values, entries: entriesTyped(editor), domain: domain.value, reason: reason.value,
+    where: editor.where.value};
   unsaved.set(editor.key, {rule, etag, raw});
   editor.form.querySelector("#discard").hidden = false;
 }
-function restore(editor, {values, entries, domain, reason}) {
+function restore(editor, {values, entries, domain, reason, where}) {
   for (const [name, value] of values) {
     const input = editor.inputs[name];
     if (input.type === "checkbox") input.checked = value;
@@ -143,6 +163,9 @@ function restore(editor, {values, entries, domain, reason}) {
   editor.inputs.further.closest("details").open ||= editor.inputs.further.value !== "";
   editor.domain.value = domain;
   editor.reason.value = reason;
+  // A set that was submitted meanwhile is no choice.
+  editor.where.value = where;
+  if (editor.where.selectedIndex < 0) editor.where.value = "";
   const isNew = !editor.rule.id;
   fill(editor.entries, entries.map(([key, value]) => entryRow({key, value}, isNew)));
 }

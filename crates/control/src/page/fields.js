@@ -30,6 +30,13 @@ const LIMIT_FIELDS = [
 
 let ids = 0;
 
+// An input with an id, for a label elsewhere.
+function idOf(input) {
+  ids += 1;
+  input.id = `field-${ids}`;
+  return input;
+}
+
 // An input with its label, its hint and a place for its faults.
 function field(name, label, input, hint) {
   ids += 1;
@@ -64,8 +71,13 @@ const checkbox = (checked) => {
   return input;
 };
 
-// A whole number becomes one; anything else is left to the compiler.
-const typed = (text) => /^\d{1,15}$/.test(text) ? Number(text) : text;
+// A whole number that is typed into a field.
+function typedNumber(name, text) {
+  const number = /^\d{1,16}$/.test(text) ? Number(text) : NaN;
+  if (Number.isSafeInteger(number)) return number;
+  throw new Problem(422, {detail: "A field is no number.", errors: [{field: `rate_limit.${name}`,
+    message: `expected a whole number, 0 or more, as in 100; found “${text}”`}]});
+}
 
 // The settings that have no input, for the field of further settings.
 function further(settings) {
@@ -110,7 +122,8 @@ function settingsTyped(inputs) {
   for (const [name] of LIMIT_FIELDS) {
     const text = inputs[name].value.trim();
     const isUsed = inputs.kind.value === "limited" || name === "failure_mode";
-    if (text && isUsed) limit[name] = inputs[name].tagName === "SELECT" ? text : typed(text);
+    if (text && isUsed) limit[name] = inputs[name].tagName === "SELECT" ? text
+      : typedNumber(name, text);
   }
   return settings;
 }

@@ -5,10 +5,10 @@ const URL_MS = 60000;
 async function filesView(main, {signal}) {
   const {domains} = await get("/v1/domains", null, signal);
   const place = h("div");
-  const save = (list) => async (event) => {
+  const save = (...what) => async (event) => {
     try {
       event.target.disabled = true;
-      for (const it of list) await download(it.domain);
+      await download(...what);
       fill(place);
     } catch (problem) {
       showProblem(place, problem);
@@ -18,20 +18,21 @@ async function filesView(main, {signal}) {
   };
   fill(main, h("div", {class: "bar"}, h("h2", {tabindex: -1}, "Rule files")),
     mayWrite() && importSection(), h("section", {id: "exporting"}, h("h3", {}, "Export"), place,
-      domains.length > 1 && button(`Save all ${count(domains.length)}`, save(domains), "",
-        {id: "export-all"}),
+      domains.length > 1 && button(`Save all ${count(domains.length)} as one archive`,
+        save({format: "tar"}, "rules.tar", "application/x-tar"), "", {id: "export-all"}),
       domains.length ? table("The draft, one file for each domain", [["domain", "name"],
         ["rules", "n"], ["published"], ["file"]], domains.map((it) => [it.domain, count(it.rules),
-        it.is_changed ? "with other rules" : "the same", button("Save", save([it]), "quiet",
-          {"aria-label": `Save ${it.domain}.yaml`})]))
+        it.is_changed ? "with other rules" : "the same", button("Save", save({domain: it.domain},
+          `${it.domain}.yaml`, "application/yaml"), "quiet",
+        {"aria-label": `Save ${it.domain}.yaml`})]))
         : h("p", {class: "soft"}, "There are no rules yet.")));
 }
 
-// Has the browser save the draft of a domain as a file.
-async function download(domain) {
-  const {text} = await call("GET", "/v1/export", {query: {domain}});
-  const href = URL.createObjectURL(new Blob([text], {type: "application/yaml"}));
-  h("a", {href, download: `${domain}.yaml`}).click();
+// Has the browser save an export as a file. An archive of rule files is text, too.
+async function download(query, name, type) {
+  const {text} = await call("GET", "/v1/export", {query});
+  const href = URL.createObjectURL(new Blob([text], {type}));
+  h("a", {href, download: name}).click();
   setTimeout(() => URL.revokeObjectURL(href), URL_MS);
 }
 

@@ -2,8 +2,9 @@
 
 const REFRESH_MS = 10000;
 const VIEWS = {rules: [rulesView, ruleView], changes: [changesView],
-  rollouts: [rolloutsView, rolloutView], versions: [versionsView, versionView],
-  files: [filesView], pods: [podsView]};
+  "change-sets": [setsView, setView], rollouts: [rolloutsView, rolloutView],
+  versions: [versionsView, versionView], files: [filesView], pods: [podsView],
+  access: [accessView], audit: [auditView]};
 
 let shown = new AbortController(), notice = null, last_hash = "";
 
@@ -11,8 +12,17 @@ let shown = new AbortController(), notice = null, last_hash = "";
 function place() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [part, id] = path.split("/");
-  return {part: VIEWS[part] ? part : "rules", id: id && decodeURIComponent(id),
-    query: new URLSearchParams(query)};
+  return {part: VIEWS[part] ? part : "rules", id, query: new URLSearchParams(query)};
+}
+
+// The name in an address, which a link that was cut off has in part.
+function decoded(id) {
+  try {
+    return id && decodeURIComponent(id);
+  } catch {
+    throw new Problem(404, {detail: `the address ends within a name, as “${id}” does: a part of the `
+      + "link is missing. Copy all of it"});
+  }
 }
 
 // Shows the part of the address. A part that fails says why, and can be tried again.
@@ -26,7 +36,7 @@ async function show() {
     else link.removeAttribute("aria-current");
   }
   try {
-    await (id && one ? one : all)(main, {id, query, signal});
+    await (id && one ? one : all)(main, {id: decoded(id), query, signal});
     if (!signal.aborted) arrive(main);
   } catch (problem) {
     if (signal.aborted) return;
@@ -79,26 +89,34 @@ function signIn(why) {
   return signing;
 }
 async function askForToken(why) {
-  let fault = why;
+  // Where there is a provider, the browser may have a session, whose cookie no script can read.
+  let fault = why, may_have_session = hasProvider() && !session.token && !why;
   for (;;) {
-    const token = session.token && !fault ? session.token : await typedToken(fault);
-    session.token = token;
+    const isKnown = session.token && !fault || may_have_session;
+    if (!isKnown) session.token = await typedToken(fault);
     try {
       session.caller = (await call("GET", "/v1/token")).body;
       break;
     } catch (problem) {
+      if (may_have_session && problem.status === 401) {
+        may_have_session = false;
+        continue;
+      }
       fault = problem.status === 401 ? "The token is not known, expired or revoked. Check that all "
         + "of it was copied, or ask for another one." : problem.message;
     }
   }
-  sessionStorage.setItem("token", session.token);
+  if (session.token) sessionStorage.setItem("token", session.token);
   const {name, access, domains} = session.caller;
   const of = domains ? ` of ${domains.join(", ")}` : "";
   $("caller").textContent = `${name.split("/")[0]}: ${access}${of}`;
   $("sign-out").hidden = false;
+  $("nav-audit").hidden = access !== "admin";
 }
+const hasProvider = () => document.documentElement.dataset.signIn !== undefined;
 function typedToken(fault) {
   const dialog = $("sign-in"), input = $("token");
+  $("sign-in-provider").hidden = !hasProvider();
   $("sign-in-fault").hidden = !fault;
   $("sign-in-fault").textContent = fault || "";
   input.value = "";
@@ -108,7 +126,9 @@ function typedToken(fault) {
     dialog.querySelector("form").onsubmit = () => resolve(input.value.trim());
   });
 }
-function signOut() {
+async function signOut() {
+  // A session that cannot be ended now ends by itself.
+  if (session.caller?.is_session) await call("POST", "/v1/sign-out").catch(() => null);
   sessionStorage.removeItem("token");
   unsaved.clear();
   location.replace(location.pathname);
@@ -155,7 +175,7 @@ addEventListener("hashchange", (event) => {
   const [before, after] = [event.oldURL, event.newURL].map((it) => new URL(it).hash.split("?")[0]);
   last_hash = new URL(event.oldURL).hash;
   came_from = after !== ""
-    && ["", "#/rules", "#/versions", "#/changes", "#/rollouts"].includes(before);
+    && ["", "#/rules", "#/versions", "#/changes", "#/change-sets", "#/rollouts"].includes(before);
   show();
 });
 addEventListener("keydown", onKey);

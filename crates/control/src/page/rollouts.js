@@ -135,7 +135,7 @@ function stepSection(rollout) {
 }
 
 // The form in Changes that begins one.
-function beginSection(changed, {etag}) {
+function beginSection(selection) {
   const inputs = {of: choice([["percent", "a percentage"], ["label", "those with a label"]]),
     percent: textInput("10", {inputmode: "numeric"}), key: textInput(""), value: textInput(""),
     stage: choice([["shadow", "only count"], ["enforced", "enforce it"]]),
@@ -160,10 +160,14 @@ function beginSection(changed, {etag}) {
     h("div", {class: "actions"}, h("button", {type: "submit", id: "begin"}, "Begin a rollout")));
   [inputs.of, inputs.stage].forEach((it) => it.addEventListener("change", showChoice));
   showChoice();
-  form.addEventListener("submit", (event) => {
+  form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    beginRollout(form, problem, {domains: changed, ...rolloutTyped(inputs)},
-      inputs.reason.value.trim(), etag);
+    await selection.checking;
+    if (!selection.etag) {
+      return fill(problem, h("p", {class: "fault"}, "No domain is chosen that can be published."));
+    }
+    beginRollout(form, problem, {domains: selection.domains, ...rolloutTyped(inputs)},
+      inputs.reason.value.trim(), selection.etag);
   });
   return h("section", {id: "rolling-out"}, h("h3", {}, "Try it on some pods first"), form);
 }

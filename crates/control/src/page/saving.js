@@ -1,13 +1,14 @@
 // === Saving a rule, and what may stand against it ===
 
 async function save(editor, etag = editor.etag) {
-  if (!mayWrite()) return;
+  if (!mayEdit(editor.rule)) return;
   await busy(editor.form, async () => {
     showProblem(editor.problem);
     showFaults(editor.form, []);
     try {
       const body = ruleTyped(editor), query = {reason: editor.reason.value.trim()};
       const {rule} = editor;
+      if (editor.where.value) return await saveInSet(editor, body, settingsOf(body));
       const answer = rule.id
         ? await call("PUT", `/v1/rules/${encodeURIComponent(rule.id)}`, {body, query, headers: {"if-match": etag}})
         : await call("POST", "/v1/rules", {body, query});
@@ -22,7 +23,7 @@ function saved(editor, {body, etag}) {
   unsaved.delete(editor.key);
   location.hash = `#/rules/${body.id}`;
   if (editor.rule.id === body.id) {
-    openEditor(editor.main, body, etag);
+    openEditor(editor.main, body, etag, editor.of);
     showHistory(editor.main, body.id);
   }
   showNotice("Saved in the draft. Pods keep what is published until you publish.",
@@ -65,7 +66,7 @@ function showConflict(editor, problem) {
 }
 function takeTheirs(editor, current, etag) {
   unsaved.delete(editor.key);
-  openEditor(editor.main, current, etag);
+  openEditor(editor.main, current, etag, editor.of);
   showHistory(editor.main, current.id);
 }
 
@@ -74,6 +75,7 @@ async function removeRule(editor) {
   await busy(editor.form, async () => {
     try {
       const query = {reason: reason.value.trim()};
+      if (editor.where.value) return await saveInSet(editor, rule, null);
       await call("DELETE", `/v1/rules/${encodeURIComponent(rule.id)}`, {query, headers: {"if-match": etag}});
       unsaved.delete(editor.key);
       location.hash = "#/rules";

@@ -45,6 +45,9 @@ function moreWords(rule) {
   return words.join(", ");
 }
 
+// The object of Kubernetes that defines a domain, or the domain of a rule, as NAMESPACE/NAME.
+const ownerOf = (it) => it?.owner || it?.object || null;
+
 // The name of a token without its id, which is in the title.
 function author(name) {
   return h("span", {title: name}, name.split("/")[0]);
@@ -62,6 +65,7 @@ function flat(settings, prefix = "", into = {}) {
 
 // Only what a rule says, without what the API adds.
 function settingsOf(rule) {
-  const {id, domain, entries, position, revision, updated_at, updated_by, ...settings} = rule;
+  const {id, domain, entries, position, revision, updated_at, updated_by, owner,
+    ...settings} = rule;
   return settings;
 }

@@ -146,7 +146,8 @@ impl Store {
     /// Fails if the database is not available.
     pub async fn pod_versions(&self) -> StoreResult<Vec<PodRow>> {
         let (from, cells) = self.open_streams(None);
-        let sql = format!("SELECT replica, node, peer, accepted, domains FROM {from}");
+        let sql =
+            format!("SELECT replica, node, peer, accepted, domains, type, refused FROM {from}");
         let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
         let read = |row: &AnyRow| {
             let domains: String = row.try_get(4)?;
@@ -159,6 +160,8 @@ impl Store {
                 peer: row.try_get(2)?,
                 accepted: row.try_get(3)?,
                 domains,
+                type_url: row.try_get(5)?,
+                refused: row.try_get(6)?,
                 ..PodRow::default()
             })
         };

@@ -384,6 +384,7 @@ impl Write {
             if self.draft_state(&draft.domain).await?.1 != draft.changed {
                 return Err(StoreError::Moved(draft.domain.clone()));
             }
+            self.need_approvals(draft, false).await?;
             let mut row = vec![Cell::Int(id), Cell::Text(draft.domain.clone())];
             row.push(Cell::Int(draft.changed));
             for text in [shadow, others, draft] {

@@ -3,16 +3,18 @@
 
 use std::collections::HashMap;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use sqlx::any::AnyRow;
 use sqlx::{Any, AssertSqlSafe, Executor, Row};
 use utoipa::ToSchema;
 
-use super::versions::{of_domains, places};
+use super::contents::{Change, Comparison, DRAFT_STATE, DraftState, state_of};
+use super::versions::{of_domains, places, text_hash};
 use super::write::{Cell, PageQuery, Writer, bound};
 use super::{Store, StoreError, StoreResult, Write, as_time};
-use crate::document::{Document, Entry, Record, RuleChange, RuleId, difference};
+use crate::document::{Content, Document, Entry, Record, RuleChange, RuleId, difference, render};
+use crate::work::heavy;
 
 /// The columns of a rule, in the order that [`StoredRule::read`] needs.
 const COLUMNS: &str = "id, domain, entries, settings, position, revision, updated_at, updated_by";
@@ -125,10 +127,26 @@ impl Store {
         Ok(RulePage { rules, next: last.filter(|_| has_more) })
     }
 
+    /// The rules of the shared draft with these ids.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn rules_of_ids(&self, ids: &[&str]) -> StoreResult<Vec<StoredRule>> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let sql = format!("SELECT {COLUMNS} FROM rules WHERE id IN ({})", places(1, ids.len()));
+        let cells = ids.iter().map(|it| Cell::Text((*it).to_owned())).collect();
+        let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
+        rows.iter().map(StoredRule::read).collect()
+    }
+
     /// All rules of the draft of a domain, which a ceiling bounds.
     async fn rules_of(&self, domain: &str) -> StoreResult<Vec<StoredRule>> {
         let filter = RuleFilter { domains: Some(vec![domain.to_owned()]), ..RuleFilter::default() };
-        select(&self.pool, &filter).await
+        let rows = select(&self.pool, &filter).await?;
+        // There may be half a million.
+        heavy(move |_| rows.iter().map(StoredRule::read).collect()).await?
     }
 }
 
@@ -146,15 +164,14 @@ async fn find<'e>(
     row.as_ref().map(StoredRule::read).transpose()
 }
 
-/// The rules that a filter finds.
+/// The rows of the rules that a filter finds.
 async fn select<'e>(
     executor: impl Executor<'e, Database = Any>,
     filter: &RuleFilter,
-) -> StoreResult<Vec<StoredRule>> {
+) -> StoreResult<Vec<AnyRow>> {
     let (from, cells) = list_query(filter, None);
     let sql = format!("SELECT {COLUMNS} FROM {from} ORDER BY {ORDER}");
-    let rows = bound(&sql, cells).fetch_all(executor).await?;
-    rows.iter().map(StoredRule::read).collect()
+    Ok(bound(&sql, cells).fetch_all(executor).await?)
 }
 
 /// The table and the condition of a list, and its parameters.
@@ -207,7 +224,8 @@ impl Write {
             updated_at: self.at,
             updated_by: self.author.name.clone(),
         };
-        self.resize(domain, 1, rule.bytes()).await?;
+        let content = Change::By(rule.record.content());
+        self.resize(domain, 1, rule.bytes(), content).await?;
         self.insert(StoredRule::INTO, vec![rule.cells()]).await?;
         self.note_change(domain, &rule.id, None, Some(&record.settings)).await?;
         Ok(rule)
@@ -229,7 +247,9 @@ impl Write {
             updated_by: self.author.name.clone(),
             ..rule.clone()
         };
-        self.resize(&rule.domain, 0, changed.bytes() - rule.bytes()).await?;
+        let content = changed.record.content().without(rule.record.content());
+        let bytes = changed.bytes() - rule.bytes();
+        self.resize(&rule.domain, 0, bytes, Change::By(content)).await?;
         let sql = "UPDATE rules SET settings = $1, revision = $2, updated_at = $3, \
                    updated_by = $4 WHERE id = $5";
         let query = sqlx::query(sql)
@@ -247,7 +267,8 @@ impl Write {
     /// Removes a rule.
     pub async fn remove_rule(&mut self, rule: &StoredRule) -> StoreResult<()> {
         self.touch_domain(&rule.domain).await?;
-        self.resize(&rule.domain, -1, -rule.bytes()).await?;
+        let content = Content::default().without(rule.record.content());
+        self.resize(&rule.domain, -1, -rule.bytes(), Change::By(content)).await?;
         let query = sqlx::query("DELETE FROM rules WHERE id = $1").bind(rule.id.to_string());
         query.execute(&mut *self.tx).await?;
         self.note_change(&rule.domain, &rule.id, Some(&rule.record.settings), None).await
@@ -266,7 +287,8 @@ impl Write {
             scope_value: Some(value.to_owned()),
             text: None,
         };
-        select(&mut *self.tx, &filter).await
+        let rows = select(&mut *self.tx, &filter).await?;
+        rows.iter().map(StoredRule::read).collect()
     }
 }
 
@@ -347,14 +369,29 @@ pub struct DraftDomain {
     pub changed: i64,
     /// Number of rules of its draft.
     pub rules: i64,
-    /// Whether the draft has changes that are not published.
+    /// Whether the draft differs from the published rules.
     pub is_changed: bool,
+    /// When the draft was last changed; absent if that is not known, or if it does not differ.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_known_time")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub changed_at: Option<i64>,
+    /// The tokens that changed the draft since it was published, the latest first; absent as
+    /// `changed_at` is.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub changed_by: Vec<String>,
+    /// How many people besides its authors have to approve a draft before it is published.
+    pub approvals: i64,
     /// The object of Kubernetes that defines it, as NAMESPACE/NAME; absent if the database does.
     #[serde(rename = "object", skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     /// The hash of the text that is published, if any is.
     #[serde(skip)]
     pub hash: Option<String>,
+}
+
+fn as_known_time<S: Serializer>(at: &Option<i64>, serializer: S) -> Result<S::Ok, S::Error> {
+    as_time(&at.unwrap_or_default(), serializer)
 }
 
 /// The draft of a domain.
@@ -377,6 +414,9 @@ pub struct StoredDraft {
     pub rules: Vec<StoredRule>,
 }
 
+/// Tokens that are known to have changed a draft.
+const AUTHORS_MAX: usize = 16;
+
 /// Attempts to read a draft that does not change meanwhile.
 const ATTEMPTS_MAX: usize = 5;
 
@@ -388,7 +428,14 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn domains(&self) -> StoreResult<Vec<DraftDomain>> {
-        let mut domains = domains(&self.pool, "", Vec::new()).await?;
+        let rows = domain_rows(&self.pool, "", Vec::new()).await?;
+        let mut domains = Vec::with_capacity(rows.len());
+        for (domain, state) in rows {
+            let is_changed = self.is_changed(&domain.name, &state).await?;
+            domains.push(domain.with_state(is_changed));
+        }
+        // Databases order texts by the rules of a language, or by their bytes.
+        domains.sort_by(|a, b| a.name.cmp(&b.name));
         if !self.follows_objects {
             domains.iter_mut().for_each(|it| it.owner = None);
         }
@@ -445,34 +492,53 @@ impl Store {
     }
 }
 
-/// The domains of a condition, by name.
-async fn domains<'e>(
+/// The domains of a condition, by name, and the states of their drafts.
+async fn domain_rows<'e>(
     executor: impl Executor<'e, Database = Any>,
     condition: &str,
     cells: Vec<Cell>,
-) -> StoreResult<Vec<DraftDomain>> {
+) -> StoreResult<Vec<(DraftDomain, DraftState)>> {
     let sql = format!(
-        "SELECT name, changed, published, {DRAFT_RULES}, owner, hash FROM domains {condition} \
-         ORDER BY name"
+        "SELECT {DRAFT_STATE}, name, {DRAFT_RULES}, owner, changed_at, changed_by, approvals \
+         FROM domains {condition} ORDER BY name"
     );
     let rows = bound(&sql, cells).fetch_all(executor).await?;
-    rows.iter().map(DraftDomain::read).collect()
+    let read = |row: &AnyRow| {
+        let state = DraftState::read(row)?;
+        Ok((DraftDomain::read(row, &state)?, state))
+    };
+    rows.iter().map(read).collect()
 }
 
 // === impl DraftDomain ===
 
 impl DraftDomain {
-    fn read(row: &AnyRow) -> StoreResult<Self> {
-        let changed: i64 = row.try_get(1)?;
-        let owner: String = row.try_get(4)?;
+    /// Reads the columns after the state.
+    fn read(row: &AnyRow, state: &DraftState) -> StoreResult<Self> {
+        let owner: String = row.try_get(8)?;
+        let changed_at: i64 = row.try_get(9)?;
+        let changed_by: String = row.try_get(10)?;
         Ok(Self {
-            name: row.try_get(0)?,
-            changed,
-            is_changed: changed != row.try_get::<i64, _>(2)?,
-            rules: row.try_get(3)?,
+            name: row.try_get(6)?,
+            changed: state.changed,
+            rules: row.try_get(7)?,
+            is_changed: true,
+            changed_at: Some(changed_at).filter(|it| *it > 0),
+            changed_by: serde_json::from_str(&changed_by)?,
             owner: Some(owner).filter(|it| !it.is_empty()),
-            hash: row.try_get(5)?,
+            hash: state.hash.clone(),
+            approvals: row.try_get(11)?,
         })
+    }
+
+    /// Keeps the authors only of a draft that differs.
+    fn with_state(mut self, is_changed: bool) -> Self {
+        self.is_changed = is_changed;
+        if !is_changed {
+            self.changed_at = None;
+            self.changed_by.clear();
+        }
+        self
     }
 }
 
@@ -482,7 +548,13 @@ impl Write {
     /// These domains, as the write leaves them.
     pub async fn domains(&mut self, names: Vec<String>) -> StoreResult<Vec<DraftDomain>> {
         let condition = format!("WHERE name IN ({})", places(1, names.len()));
-        domains(&mut *self.tx, &condition, names.into_iter().map(Cell::Text).collect()).await
+        let cells = names.into_iter().map(Cell::Text).collect();
+        let rows = domain_rows(&mut *self.tx, &condition, cells).await?;
+        let with_state = |(domain, state): (DraftDomain, DraftState)| {
+            let is_changed = self.compared.is_changed(&domain.name, &state).unwrap_or(true);
+            domain.with_state(is_changed)
+        };
+        Ok(rows.into_iter().map(with_state).collect())
     }
 
     /// Notes that the draft of a domain changes, and makes the domain if there is none.
@@ -490,21 +562,44 @@ impl Write {
     /// # Errors
     /// [`StoreError::Owned`] if an object defines the domain, and this is not the write of objects.
     async fn touch_domain(&mut self, domain: &str) -> StoreResult<()> {
-        let sql = "INSERT INTO domains (name, defaults, changed, published, sized) \
-                   VALUES ($1, '{}', $2, 0, $2) \
+        let sql = "INSERT INTO domains (name, defaults, changed, published, sized, summed, \
+                   published_content, changed_at, changed_by) \
+                   VALUES ($1, '{}', $2, 0, $2, $2, 0, $3, $4) \
                    ON CONFLICT (name) DO UPDATE SET changed = excluded.changed, sized = \
                    CASE WHEN domains.sized = domains.changed THEN excluded.changed \
-                   ELSE domains.sized END RETURNING owner";
-        let query = sqlx::query_as(sql).bind(domain.to_owned()).bind(self.number());
-        let (owner,): (String,) = query.fetch_one(&mut *self.tx).await?;
+                   ELSE domains.sized END, summed = \
+                   CASE WHEN domains.summed = domains.changed THEN excluded.changed \
+                   ELSE domains.summed END, changed_at = excluded.changed_at, changed_by = \
+                   CASE WHEN domains.changed_by = '[]' THEN excluded.changed_by \
+                   ELSE domains.changed_by END RETURNING owner, changed_by";
+        let query = sqlx::query_as(sql).bind(domain.to_owned()).bind(self.number()).bind(self.at);
+        let query = query.bind(json!([self.author.name]).to_string());
+        let (owner, authors): (String, String) = query.fetch_one(&mut *self.tx).await?;
         if !owner.is_empty() && self.writer == Writer::Guarded {
             return Err(StoreError::Owned { domain: domain.to_owned(), owner });
         }
         if !owner.is_empty() && self.writer == Writer::Unguarded {
             self.set_owner(domain, None).await?;
         }
+        self.note_draft_author(domain).await?;
+        self.noted.domains.insert(domain.to_owned());
         // A domain keeps its row. One that has it already is counted as well, for so few bytes.
         self.note_kept(domain.len());
+        self.note_author(domain, &authors).await
+    }
+
+    /// Puts the author of this write first among those who changed a draft, a JSON list.
+    async fn note_author(&mut self, domain: &str, authors: &str) -> StoreResult<()> {
+        let mut authors: Vec<String> = serde_json::from_str(authors)?;
+        if authors.first() == Some(&self.author.name) {
+            return Ok(());
+        }
+        authors.retain(|it| *it != self.author.name);
+        authors.insert(0, self.author.name.clone());
+        authors.truncate(AUTHORS_MAX);
+        let query = sqlx::query("UPDATE domains SET changed_by = $1 WHERE name = $2");
+        let query = query.bind(json!(authors).to_string()).bind(domain.to_owned());
+        query.execute(&mut *self.tx).await?;
         Ok(())
     }
 
@@ -516,21 +611,70 @@ impl Write {
         Ok(())
     }
 
-    /// Whether a domain has changes that are not published, and the number of the last one.
+    /// Whether a domain has changes that are not published, and the number of the last one. A draft
+    /// that only its text tells from the published rules has to be compared before
+    /// ([`Store::compare`]).
     pub async fn draft_state(&mut self, domain: &str) -> StoreResult<(bool, i64)> {
-        let (changed, published) = self.draft_numbers(domain).await?.unwrap_or_default();
-        Ok((changed != published, changed))
+        let state = state_of(&mut *self.tx, domain).await?.unwrap_or_default();
+        let is_changed = self.compared.is_changed(domain, &state).unwrap_or(true);
+        Ok((is_changed, state.changed))
     }
 
     /// The number of the last change of a draft; `None` if there is none.
     pub async fn last_change(&mut self, domain: &str) -> StoreResult<Option<i64>> {
-        Ok(self.draft_numbers(domain).await?.map(|(changed, _)| changed))
+        Ok(state_of(&mut *self.tx, domain).await?.map(|it| it.changed))
+    }
+}
+
+// The comparison of drafts with the published rules.
+
+// === impl Store ===
+
+impl Store {
+    /// Compares the drafts of these domains with the published rules, before a write that asks.
+    ///
+    /// # Errors
+    /// As [`draft`](Self::draft).
+    pub async fn compare(&self, domains: &[&str]) -> StoreResult<()> {
+        for domain in domains {
+            if let Some(state) = state_of(&self.pool, domain).await? {
+                self.is_changed(domain, &state).await?;
+            }
+        }
+        Ok(())
     }
 
-    async fn draft_numbers(&mut self, domain: &str) -> StoreResult<Option<(i64, i64)>> {
-        let sql = "SELECT changed, published FROM domains WHERE name = $1";
-        let query = sqlx::query_as(sql).bind(domain.to_owned());
-        Ok(query.fetch_optional(&mut *self.tx).await?)
+    /// Whether the draft of a domain differs from the published rules.
+    pub async fn is_changed(&self, domain: &str, state: &DraftState) -> StoreResult<bool> {
+        if let Some(known) = self.compared.is_changed(domain, state) {
+            return Ok(known);
+        }
+        let Draft { document, changed } = self.draft(domain).await?;
+        let hash = heavy(move |_| {
+            let text = (!document.records.is_empty()).then(|| render(&document).text);
+            text.map(|it| text_hash(&it))
+        });
+        let differs = hash.await? != state.hash;
+        let hash = state.hash.clone();
+        self.compared.note(domain, Comparison { changed, hash, differs });
+        Ok(differs)
+    }
+}
+
+// === impl Write ===
+
+impl Write {
+    /// Counts the number of a draft's content, which an earlier release wrote.
+    pub async fn count_content(&mut self, domain: &str) -> StoreResult<()> {
+        let domains = Some(vec![domain.to_owned()]);
+        let rows = select(&mut *self.tx, &RuleFilter { domains, ..RuleFilter::default() }).await?;
+        let rules: Vec<_> = rows.iter().map(StoredRule::read).collect::<StoreResult<_>>()?;
+        let content = Content::of(rules.iter().map(|it| &it.record));
+        let sql = "UPDATE domains SET content = $1, summed = changed, \
+                   published_content = CASE WHEN changed = published THEN $1 END WHERE name = $2";
+        let query = sqlx::query(sql).bind(content.number()).bind(domain.to_owned());
+        query.execute(&mut *self.tx).await?;
+        Ok(())
     }
 }
 
@@ -668,6 +812,8 @@ pub struct Replacement {
     /// How the number of rules and their bytes change.
     rules: i64,
     bytes: i64,
+    /// The content of the draft afterwards.
+    content: Content,
 }
 
 /// A rule that is written.
@@ -704,6 +850,7 @@ impl Replacement {
             put: Vec::new(),
             rules: count(document.records.len()) - count(draft.rules.len()),
             bytes: 0,
+            content: Content::of(&document.records),
             domain,
         };
         let former = draft.rules.into_iter().map(|rule| (rule.record.entries.clone(), rule));
@@ -747,6 +894,11 @@ impl Replacement {
             self.bytes -= rule.bytes();
             self.delete.push(rule.id.clone());
         }
+    }
+
+    /// The rows that it writes and deletes.
+    pub fn rows(&self) -> usize {
+        self.put.len() + self.delete.len()
     }
 
     /// Whether the draft is the document already.
@@ -844,7 +996,7 @@ impl Write {
         }
         let number = self.number();
         self.note_changes(domain, changes).await?;
-        self.resize(domain, *rules, *bytes).await?;
+        self.resize(domain, *rules, *bytes, Change::To(replacement.content)).await?;
         self.delete_rules(&replacement.delete).await?;
         self.put_rules(number, &replacement.put).await?;
         Ok(changes.len())
@@ -923,17 +1075,30 @@ fn sizes(condition: &str) -> String {
 // === impl Write ===
 
 impl Write {
-    /// Notes that the draft of a domain will have so many more rules and bytes, or fewer. The
-    /// caller changes its rules after this.
+    /// Notes that the draft of a domain will have so many more rules and bytes, or fewer, and how its
+    /// content changes. The caller changes its rules after this.
     ///
     /// # Errors
     /// [`StoreError::TooLarge`] if it grows above a ceiling. One that is too large may shrink.
-    async fn resize(&mut self, domain: &str, rules: i64, bytes: i64) -> StoreResult<()> {
+    async fn resize(
+        &mut self,
+        domain: &str,
+        rules: i64,
+        bytes: i64,
+        content: Change,
+    ) -> StoreResult<()> {
+        let (set, content) = match content {
+            Change::By(content) => {
+                (format!("content = (content + $4) % {}", Content::END), content)
+            }
+            Change::To(content) => ("content = $4, summed = changed".to_owned(), content),
+        };
         let sql = format!(
             "UPDATE domains SET rules = {DRAFT_RULES} + $1, bytes = {DRAFT_BYTES} + $2, \
-             sized = changed WHERE name = $3 RETURNING rules, bytes"
+             sized = changed, {set} WHERE name = $3 RETURNING rules, bytes"
         );
         let query = sqlx::query(AssertSqlSafe(sql)).bind(rules).bind(bytes).bind(domain.to_owned());
+        let query = query.bind(content.number());
         let row = query.fetch_one(&mut *self.tx).await?;
         if rules <= 0 && bytes <= 0 {
             return Ok(());

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use sqlx::any::AnyRow;
 use sqlx::{Any, Executor, Row};
 
-use super::write::Cell;
+use super::write::{Cell, PageQuery};
 use super::{Store, StoreError, StoreResult, Write};
 
 /// A token that is made.
@@ -25,6 +25,8 @@ pub struct NewToken {
     pub domains: Option<Vec<String>>,
     /// Until when, in milliseconds since the Unix epoch.
     pub expires_at: Option<i64>,
+    /// The id of the person or token that had the API make it; empty if the command line made it.
+    pub made_by: String,
 }
 
 /// A token.
@@ -38,10 +40,14 @@ pub struct TokenRow {
     pub revoked_at: Option<i64>,
     /// Bytes that its writes have added to what is kept.
     pub written: i64,
+    /// The provider and the subject, of a person who signs in; empty of a token.
+    pub issuer: String,
+    /// Who the person is for the provider.
+    pub subject: String,
 }
 
 const COLUMNS: &str = "id, name, hash, access, domains, expires_at, created_at, revoked_at, \
-                       written";
+                       written, made_by, issuer, subject";
 
 // === impl Store ===
 
@@ -56,7 +62,7 @@ impl Store {
         row.as_ref().map(TokenRow::read).transpose()
     }
 
-    /// All tokens, the oldest first.
+    /// All tokens, and people who have signed in, the oldest first.
     ///
     /// # Errors
     /// Fails if the database is not available.
@@ -64,6 +70,29 @@ impl Store {
         let sql = format!("SELECT {COLUMNS} FROM tokens ORDER BY created_at, id");
         let rows = sqlx::query(sqlx::AssertSqlSafe(sql)).fetch_all(&self.pool).await?;
         rows.iter().map(TokenRow::read).collect()
+    }
+
+    /// At most `limit` of them, the latest first, which were made before `before`: a time in
+    /// milliseconds since the Unix epoch, and an id.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn latest_tokens(
+        &self,
+        before: Option<(i64, String)>,
+        limit: usize,
+    ) -> StoreResult<(Vec<TokenRow>, bool)> {
+        let (at, id) = before.unwrap_or((i64::MAX, String::new()));
+        let query = PageQuery {
+            columns: COLUMNS,
+            from: "tokens WHERE created_at < $1 OR (created_at = $1 AND id < $2)".to_owned(),
+            order: "created_at DESC, id DESC",
+            texts: &["domains", "name"],
+            cells: vec![Cell::Int(at), Cell::Text(id)],
+            limit,
+        };
+        let (rows, has_more) = query.fetch(&self.pool).await?;
+        Ok((rows.iter().map(TokenRow::read).collect::<StoreResult<_>>()?, has_more))
     }
 }
 
@@ -80,8 +109,8 @@ impl Write {
     /// Adds a token. Returns whether it did: if there is one of this id, revoked or not, that one
     /// stays as it is.
     pub async fn add_token(&mut self, token: &NewToken) -> StoreResult<bool> {
-        let sql = "INSERT INTO tokens (id, name, hash, access, domains, created_at, expires_at) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (id) DO NOTHING";
+        let sql = "INSERT INTO tokens (id, name, hash, access, domains, created_at, expires_at, \
+                   made_by) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (id) DO NOTHING";
         let domains = token.domains.as_ref().map(|it| serde_json::json!(it).to_string());
         let query = sqlx::query(sql)
             .bind(token.id.clone())
@@ -90,7 +119,9 @@ impl Write {
             .bind(token.access.clone())
             .bind(domains)
             .bind(self.at)
-            .bind(token.expires_at);
+            .bind(token.expires_at)
+            .bind(token.made_by.clone());
+        self.noted.domains.extend(token.domains.iter().flatten().cloned());
         Ok(query.execute(&mut *self.tx).await?.rows_affected() > 0)
     }
 
@@ -115,10 +146,13 @@ impl TokenRow {
                 access: row.try_get(3)?,
                 domains: domains.map(|it| serde_json::from_str(&it)).transpose()?,
                 expires_at: row.try_get(5)?,
+                made_by: row.try_get(9)?,
             },
             created_at: row.try_get(6)?,
             revoked_at: row.try_get(7)?,
             written: row.try_get(8)?,
+            issuer: row.try_get(10)?,
+            subject: row.try_get(11)?,
         })
     }
 }
@@ -140,7 +174,7 @@ const ROW_BYTES: usize = 128;
 impl Write {
     /// Counts what this write keeps for the token of this id and these domains. A token that was
     /// revoked, or that has expired since the request began, writes nothing: a revocation is a
-    /// write too, so that it is seen here if it was committed before.
+    /// write too, so that it is seen here if it was committed before. The same goes for a session.
     ///
     /// # Errors
     /// [`StoreError::TokenEnded`] for such a token.
@@ -148,10 +182,15 @@ impl Write {
     /// no bound.
     pub async fn count_for(
         &mut self,
-        token: &str,
+        (token, session): (&str, Option<&str>),
         domains: Option<&[String]>,
         bytes_max: Option<i64>,
     ) -> StoreResult<()> {
+        if let Some(session) = session
+            && !self.has_session(session).await?
+        {
+            return Err(StoreError::TokenEnded);
+        }
         let sql = "SELECT written FROM tokens WHERE id = $1 AND revoked_at IS NULL \
                    AND (expires_at IS NULL OR expires_at > $2)";
         let query = sqlx::query_as(sql).bind(token.to_owned()).bind(self.at);

@@ -8,6 +8,9 @@ use utoipa::ToSchema;
 use super::write::{Cell, PageQuery, bound};
 use super::{Rollout, Stage, Store, StoreError, StoreResult, Write, as_time};
 
+/// Domains that a version names.
+const NAMED_MAX: i64 = 20;
+
 /// Maximum number of texts that are read together.
 pub const TEXTS_MAX: usize = 250;
 
@@ -32,6 +35,10 @@ pub struct VersionRow {
     /// The rollout that it is a step of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rollout: Option<i64>,
+    /// The domains that it changes, or that its rollout is about: by name, 20 at most.
+    pub domains: Vec<String>,
+    /// Number of these domains.
+    pub domain_count: i64,
 }
 
 /// What a version does with a domain.
@@ -64,13 +71,14 @@ pub struct PublishedText {
 
 impl Store {
     /// At most `limit` versions before the number `before` that change one of these domains, the
-    /// latest first; `None` for any domain.
+    /// latest first; `None` for any domain. Each names the domains of `seen` that it changes.
     ///
     /// # Errors
     /// Fails if the database is not available.
     pub async fn versions(
         &self,
         domains: Option<&[String]>,
+        seen: Option<&[String]>,
         before: i64,
         limit: usize,
     ) -> StoreResult<Vec<VersionRow>> {
@@ -89,7 +97,41 @@ impl Store {
              {of_domains} ORDER BY number DESC LIMIT $2"
         );
         let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
-        rows.iter().map(VersionRow::read).collect()
+        let mut versions = rows.iter().map(VersionRow::read).collect::<StoreResult<Vec<_>>>()?;
+        self.name_domains(&mut versions, seen).await?;
+        Ok(versions)
+    }
+
+    /// Adds to versions the domains of `seen` that they change; `None` for all.
+    async fn name_domains(
+        &self,
+        versions: &mut [VersionRow],
+        seen: Option<&[String]>,
+    ) -> StoreResult<()> {
+        if versions.is_empty() {
+            return Ok(());
+        }
+        let mut cells = vec![Cell::Int(NAMED_MAX)];
+        cells.extend(versions.iter().map(|it| Cell::Int(it.number)));
+        let numbers = places(2, versions.len());
+        let of_seen = of_domains(seen, &mut cells, |places| format!("domain IN ({places})"));
+        let sql = format!(
+            "SELECT version, domain, found FROM (SELECT version, domain, \
+             COUNT(*) OVER (PARTITION BY version) AS found, \
+             ROW_NUMBER() OVER (PARTITION BY version ORDER BY domain) AS place FROM \
+             (SELECT version, domain FROM version_domains WHERE version IN ({numbers}) \
+             UNION SELECT s.version, d.domain FROM rollout_steps s \
+             JOIN rollout_domains d ON d.rollout = s.rollout WHERE s.version IN ({numbers})) own \
+             WHERE 1 = 1{of_seen}) ranked WHERE place <= $1 ORDER BY version, domain"
+        );
+        for row in bound(&sql, cells).fetch_all(&self.pool).await? {
+            let number: i64 = row.try_get(0)?;
+            if let Some(version) = versions.iter_mut().find(|it| it.number == number) {
+                version.domains.push(row.try_get(1)?);
+                version.domain_count = row.try_get(2)?;
+            }
+        }
+        Ok(())
     }
 
     /// The number of the last version; 0 if there is none.
@@ -251,6 +293,7 @@ impl Write {
     ///
     /// # Errors
     /// [`StoreError::Moved`] if the draft of a domain changed since its text was made.
+    /// [`StoreError::NotApproved`] if the domain asks for approvals that it lacks.
     pub async fn publish(
         &mut self,
         texts: &[PublishedText],
@@ -262,6 +305,7 @@ impl Write {
                 return Err(StoreError::Moved(text.domain.clone()));
             }
             let hash = text.hash();
+            self.need_approvals(text, restores.is_some()).await?;
             if self.note_published(&text.domain, text.changed, hash.as_deref()).await? {
                 changes.push((text, hash));
             }
@@ -291,6 +335,8 @@ impl Write {
             reason: self.author.reason.clone(),
             restores,
             rollout,
+            domains: Vec::new(),
+            domain_count: 0,
         };
         let sql = "INSERT INTO versions (number, at, author, reason, restores, rollout) \
                    VALUES ($1, $2, $3, $4, $5, $6)";
@@ -324,13 +370,29 @@ impl Write {
         changed: i64,
         hash: Option<&str>,
     ) -> StoreResult<bool> {
+        let former = self.published_hash(domain).await?;
+        self.noted.domains.insert(domain.to_owned());
+        // If the draft has gone on since a rollout began, only the text is known.
+        let sql = "UPDATE domains SET published = $1, hash = $2, published_content = \
+                   CASE WHEN changed = $1 AND summed = changed THEN content END, changed_by = \
+                   CASE WHEN changed = $1 THEN '[]' ELSE changed_by END WHERE name = $3 \
+                   RETURNING CAST(CASE WHEN changed = $1 AND summed <> changed THEN 1 ELSE 0 END \
+                   AS BIGINT)";
+        let query = sqlx::query(sql).bind(changed).bind(hash.map(str::to_owned));
+        let row = query.bind(domain.to_owned()).fetch_optional(&mut *self.tx).await?;
+        let is_uncounted = row.map_or(Ok(0), |it| it.try_get::<i64, _>(0))? == 1;
+        if is_uncounted {
+            self.count_content(domain).await?;
+        }
+        Ok(former.as_deref() != hash)
+    }
+
+    /// The hash of the text of a domain that is published, if any is.
+    pub async fn published_hash(&mut self, domain: &str) -> StoreResult<Option<String>> {
         let query = sqlx::query_as("SELECT hash FROM domains WHERE name = $1");
         let row = query.bind(domain.to_owned()).fetch_optional(&mut *self.tx).await?;
-        let (former,): (Option<String>,) = row.unwrap_or_default();
-        let sql = "UPDATE domains SET published = $1, hash = $2 WHERE name = $3";
-        let query = sqlx::query(sql).bind(changed).bind(hash.map(str::to_owned));
-        query.bind(domain.to_owned()).execute(&mut *self.tx).await?;
-        Ok(former.as_deref() != hash)
+        let (hash,): (Option<String>,) = row.unwrap_or_default();
+        Ok(hash)
     }
 
     pub async fn keep_text(&mut self, text: &PublishedText, hash: Option<&str>) -> StoreResult<()> {
@@ -347,12 +409,17 @@ impl Write {
     }
 }
 
+/// The hash by which a text is stored.
+pub fn text_hash(text: &str) -> String {
+    blake3::hash(text.as_bytes()).to_hex().to_string()
+}
+
 // === impl PublishedText ===
 
 impl PublishedText {
     /// The hash by which the text is stored.
     pub fn hash(&self) -> Option<String> {
-        self.yaml.as_ref().map(|it| blake3::hash(it.as_bytes()).to_hex().to_string())
+        self.yaml.as_deref().map(text_hash)
     }
 }
 
@@ -367,6 +434,8 @@ impl VersionRow {
             reason: row.try_get(3)?,
             restores: row.try_get(4)?,
             rollout: row.try_get(5)?,
+            domains: Vec::new(),
+            domain_count: 0,
         })
     }
 }
@@ -385,6 +454,19 @@ impl VersionChange {
 }
 
 // The audit log. The database refuses to edit it.
+
+/// A filter of the audit log.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AuditFilter {
+    /// The domain of the actions.
+    pub domain: Option<String>,
+    /// A text within the author; SQLite ignores its case.
+    pub author: Option<String>,
+    /// The first time, in milliseconds since the Unix epoch.
+    pub since: Option<i64>,
+    /// The end of the time, in milliseconds since the Unix epoch.
+    pub until: Option<i64>,
+}
 
 /// An action.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -414,13 +496,38 @@ impl Store {
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn audit(&self, before: i64, limit: usize) -> StoreResult<(Vec<AuditRow>, bool)> {
+    pub async fn audit(
+        &self,
+        filter: &AuditFilter,
+        before: i64,
+        limit: usize,
+    ) -> StoreResult<(Vec<AuditRow>, bool)> {
+        let mut cells = vec![Cell::Int(before)];
+        let mut from = "audit WHERE number < $1".to_owned();
+        let mut add = |condition: &str, cell: Cell| {
+            cells.push(cell);
+            from.push_str(&condition.replace("$0", &format!("${}", cells.len())));
+        };
+        if let Some(domain) = &filter.domain {
+            let of = " AND number IN (SELECT action FROM audit_domains WHERE domain = $0)";
+            add(of, Cell::Text(domain.clone()));
+        }
+        if let Some(author) = &filter.author {
+            let escaped = author.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
+            add(" AND author LIKE $0 ESCAPE '\\'", Cell::Text(format!("%{escaped}%")));
+        }
+        if let Some(since) = filter.since {
+            add(" AND at >= $0", Cell::Int(since));
+        }
+        if let Some(until) = filter.until {
+            add(" AND at < $0", Cell::Int(until));
+        }
         let query = PageQuery {
             columns: "number, at, author, action, subject, reason",
-            from: "audit WHERE number < $1".to_owned(),
+            from,
             order: "number DESC",
             texts: &["subject", "reason"],
-            cells: vec![Cell::Int(before)],
+            cells,
             limit,
         };
         let (rows, has_more) = query.fetch(&self.pool).await?;
@@ -433,8 +540,10 @@ impl Store {
 impl Write {
     /// Adds to the audit log what this write does.
     pub async fn note_action(&mut self, action: &str, subject: &str) -> StoreResult<()> {
+        let number = self.take_numbers(1).await?;
+        self.noted.actions.push(number);
         let row = vec![
-            Cell::Int(self.take_numbers(1).await?),
+            Cell::Int(number),
             Cell::Int(self.at),
             Cell::Text(self.author.name.clone()),
             Cell::Text(action.to_owned()),
@@ -452,6 +561,7 @@ impl Write {
         version: i64,
     ) -> StoreResult<()> {
         let domains: Vec<_> = rollout.domains.iter().map(|it| &*it.domain).collect();
+        self.noted.domains.extend(domains.iter().map(|it| (*it).to_owned()));
         let id = rollout.id;
         let domains = domains.join(", ");
         let subject = format!("{id}: {domains}: {}, version {version}", rollout.choice);

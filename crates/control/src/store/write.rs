@@ -1,5 +1,7 @@
 //! A write: one transaction, one number, one author. And the pages of rows that reads return.
 
+use std::collections::BTreeSet;
+use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ use sqlx::{Any, AssertSqlSafe, Executor, Row, Transaction};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
+use super::contents::Compared;
 use super::{Backend, CHANNEL, Store, StoreError, StoreResult};
 use crate::rates::{Permit, Permits};
 
@@ -58,6 +61,10 @@ pub struct Write {
     backend: Backend,
     pub writer: Writer,
     pub kept: Kept,
+    pub compared: Compared,
+    pub noted: Noted,
+    /// Whether an administrator has it publish drafts that lack approvals.
+    pub skips_approvals: bool,
     /// Held until it ends.
     _turn: WriteTurn,
 }
@@ -81,6 +88,14 @@ pub struct Kept {
     /// The domains that the token is for; `None` for all.
     pub domains: Option<Vec<String>>,
     pub bytes: usize,
+}
+
+/// The actions of a write, and the domains that it changes or publishes: its end notes that the
+/// actions are of these domains.
+#[derive(Debug, Default)]
+pub struct Noted {
+    pub actions: Vec<i64>,
+    pub domains: BTreeSet<String>,
 }
 
 /// While this is held, no other replica publishes. Other writes go on.
@@ -183,6 +198,9 @@ impl Store {
             backend: self.backend,
             writer: if self.follows_objects { Writer::Guarded } else { Writer::Unguarded },
             kept: Kept::default(),
+            compared: self.compared.clone(),
+            noted: Noted::default(),
+            skips_approvals: false,
             _turn: turn,
         };
         write.take_numbers(1).await?;
@@ -237,6 +255,7 @@ impl Write {
     /// # Errors
     /// Fails if the database is lost meanwhile; then it is not known whether the write was done.
     pub async fn commit(mut self) -> StoreResult<()> {
+        self.keep_noted().await?;
         self.count_kept().await?;
         self.tx.commit().await.map_err(|error| match StoreError::from(error) {
             StoreError::Unavailable(why) => StoreError::Unavailable(format!(
@@ -245,6 +264,17 @@ impl Write {
             )),
             error => error,
         })
+    }
+
+    /// Notes the domains of its actions.
+    async fn keep_noted(&mut self) -> StoreResult<()> {
+        let Noted { actions, domains } = take(&mut self.noted);
+        for action in actions {
+            let row = |domain: &String| vec![Cell::Text(domain.clone()), Cell::Int(action)];
+            let rows = domains.iter().map(row).collect();
+            self.keep("audit_domains (domain, action)", rows).await?;
+        }
+        Ok(())
     }
 
     /// Tells all replicas of a new version, once it is committed.

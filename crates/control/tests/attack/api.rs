@@ -28,6 +28,12 @@ const UNREAD_GROWTH_MAX: u64 = 192 << 20;
 const TRICKLING: usize = 6;
 const BESIDE_MAX: Duration = Duration::from_secs(10);
 
+/// Maximum time of an honest request beside imports.
+const BESIDE_IMPORTS_MAX: Duration = Duration::from_millis(1500);
+
+/// Rules that one import of a token for some domains may add.
+const IMPORTED_MAX: usize = 25_000;
+
 /// A rule file of this many rules.
 fn rules(count: usize) -> String {
     let rule =
@@ -68,7 +74,7 @@ async fn c2b_published_changes_that_are_given_up() {
     let flags = ["--pod-memory", "512Mi"];
     let scene = Scene::begin_with("C2b", "published changes that are given up", &flags).await;
     let token = scene.foe.clone();
-    let yaml = rules(if is_full() { 40_000 } else { 10_000 });
+    let yaml = rules(if is_full() { IMPORTED_MAX } else { 10_000 });
     let import = Call::new("POST", "/v1/import?publish=true").token(&token);
     let import = import.body("application/yaml", yaml.as_bytes());
     assert_eq!(import.to(scene.process.http).await.unwrap().status, 200);
@@ -263,11 +269,16 @@ async fn c4a_searches_for_a_text_that_nearly_matches_everywhere() {
 #[tokio::test(flavor = "multi_thread")]
 async fn c5a_imports_that_change_nothing() {
     let scene = Scene::begin("C5a", "imports that change nothing, side by side").await;
-    let yaml = rules(if is_full() { 200_000 } else { 20_000 });
+    let count = if is_full() { 200_000 } else { 20_000 };
+    let yaml = rules(count);
     let imported = async |scene: &Scene| {
         let call = Call::new("POST", "/v1/import").token(&scene.foe);
         call.body("application/yaml", yaml.as_bytes()).to(scene.process.http).await.unwrap().status
     };
+    // A part after the other: one import may add so many.
+    for end in (IMPORTED_MAX..count).step_by(IMPORTED_MAX) {
+        import(&scene, &rules(end)).await;
+    }
     assert_eq!(imported(&scene).await, 200);
     let attack = async |scene: &mut Scene| {
         let end = now() + scene.lasts();
@@ -276,6 +287,40 @@ async fn c5a_imports_that_change_nothing() {
             let statuses = futures_util::future::join_all(imports).await;
             scene.sent += 3 * yaml.len() as u64;
             scene.row.holds(statuses == [200; 3], &format!("{statuses:?}"));
+        }
+    };
+    scene.attacked_by(attack).await;
+}
+
+/// Imports that write as much as one may, and those that are published: each compiles and writes while
+/// an honest change waits for its turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn c10a_imports_that_change_all_rules_again_and_again() {
+    let mut scene = Scene::begin("C10a", "imports that change all rules").await;
+    scene.slowest_max = Some(BESIDE_IMPORTS_MAX);
+    let tokens = [scene.foe.clone(), scene.foe_of("published").await];
+    let attack = async |scene: &mut Scene| {
+        let (http, end) = (scene.process.http, now() + scene.lasts());
+        let imports = tokens.iter().enumerate().map(|(at, token)| async move {
+            let count = if is_full() { [12_000, 5000] } else { [2000, 1000] }[at];
+            let path = ["/v1/import", "/v1/import?publish=true"][at];
+            let (mut sent, mut statuses) = (0, std::collections::BTreeMap::new());
+            for limit in (1..9).cycle() {
+                let yaml = rules(count).replace("unit: 9", &format!("unit: {limit}"));
+                let yaml = yaml.replacen(ATTACKED, [ATTACKED, "published"][at], 1);
+                let call = Call::new("POST", path).token(token);
+                let answer = call.body("application/yaml", yaml.as_bytes()).to(http).await.unwrap();
+                *statuses.entry(answer.status).or_insert(0) += 1;
+                sent += yaml.len() as u64;
+                if now() > end {
+                    break;
+                }
+            }
+            (sent, statuses)
+        });
+        for (sent, statuses) in futures_util::future::join_all(imports).await {
+            scene.sent += sent;
+            scene.row.note(&format!("{statuses:?}"));
         }
     };
     scene.attacked_by(attack).await;

@@ -12,6 +12,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
+use crate::support::cluster::Cluster;
 use crate::support::{Answer, Call, Place, Process, now, resident, rule};
 use crate::table_row::TableRow;
 
@@ -42,6 +43,8 @@ pub(crate) struct Scene {
     honest: String,
     place: Place,
     calm: Seen,
+    /// Maximum time of a request of the honest client, if the row bounds it.
+    pub(crate) slowest_max: Option<Duration>,
     before: u64,
     _turn: SemaphorePermit<'static>,
 }
@@ -84,10 +87,19 @@ impl Scene {
 
     /// The same with these flags of the control plane.
     pub(crate) async fn begin_with(name: &str, attack: &str, flags: &[&str]) -> Self {
+        Self::begin_in(name, attack, flags, &[]).await
+    }
+
+    /// The same with the objects of this cluster.
+    pub(crate) async fn begin_following(name: &str, attack: &str, cluster: &Cluster) -> Self {
+        Self::begin_in(name, attack, &[], &cluster.env()).await
+    }
+
+    async fn begin_in(name: &str, attack: &str, flags: &[&str], env: &[(&str, String)]) -> Self {
         let turn = TURNS.acquire().await.unwrap();
         let line = json!({"row": name, "attack": attack, "note": "", "received": 0, "refused": 0});
         let place = Place::sqlite();
-        let process = Process::start(&place, flags);
+        let process = Process::start_with(&place, flags, env);
         let token = async |domain: &str| {
             let create = ["create", "--name", domain, "--access", "write", "--domains", domain];
             place.token(&create).await.unwrap()
@@ -102,6 +114,7 @@ impl Scene {
             sent: 0,
             honest,
             calm: Seen::default(),
+            slowest_max: None,
             _turn: turn,
         };
         let client = scene.client();
@@ -112,7 +125,12 @@ impl Scene {
 
     /// Makes another token of the attacker, of access write.
     pub(crate) async fn another_foe(&self) -> String {
-        let create = ["create", "--name", "foe", "--access", "write", "--domains", ATTACKED];
+        self.foe_of(ATTACKED).await
+    }
+
+    /// Makes a token of access write for a domain.
+    pub(crate) async fn foe_of(&self, domain: &str) -> String {
+        let create = ["create", "--name", "foe", "--access", "write", "--domains", domain];
         self.place.token(&create).await.unwrap()
     }
 
@@ -193,6 +211,11 @@ impl Scene {
         row.line["probes_failed"] = seen.probes_failed.into();
         row.line["probe_max_ms"] = 0.into();
         row.holds(calls > 0, "no honest request was made");
+        if let Some(max) = self.slowest_max {
+            let slowest = Duration::from_micros(seen.micros.iter().max().copied().unwrap_or(0));
+            row.note(&format!("the slowest honest request took {} ms", slowest.as_millis()));
+            row.holds(slowest <= allowed(max), &format!("an honest request took {slowest:?}"));
+        }
         let (faults, first) = (seen.faults.len(), seen.faults.first());
         row.holds(faults == 0, &format!("{faults} honest requests failed: {first:?}"));
         let (failed, probe_max) = (seen.probes_failed, allowed(PROBE_MAX));

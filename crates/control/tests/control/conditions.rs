@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::support::{Call, Place, hourly, places, rule};
+use super::support::{Call, Place, Server, hourly, places, rule};
 
 #[tokio::test]
 async fn the_second_editor_learns_what_changed() {
@@ -149,9 +149,11 @@ async fn history_and_versions_cannot_be_edited() {
         server.publish().await;
         server.stop().await;
         let pool = database(&place).await;
-        for table in ["audit", "changes", "texts", "versions", "version_domains"] {
+        let tables = ["audit", "audit_domains", "changes", "texts", "versions", "version_domains"];
+        for table in tables {
             let column = match table {
                 "texts" => "hash",
+                "audit_domains" => "domain",
                 "version_domains" => "version",
                 _ => "number",
             };
@@ -166,6 +168,50 @@ async fn history_and_versions_cannot_be_edited() {
     }
 }
 
+/// The steps back to a database before the migration 15.
+const BEFORE_15: [&str; 6] = [
+    "ALTER TABLE domains DROP COLUMN content",
+    "ALTER TABLE domains DROP COLUMN summed",
+    "ALTER TABLE domains DROP COLUMN published_content",
+    "ALTER TABLE domains DROP COLUMN changed_at",
+    "ALTER TABLE domains DROP COLUMN changed_by",
+    "DELETE FROM _sqlx_migrations WHERE version = 15",
+];
+
+#[tokio::test]
+async fn drafts_of_an_older_database_are_compared_by_content() {
+    for place in places().await {
+        let server = place.serve().await;
+        let (cart, _) = server.add(&rule("shop", "cart", "", 5)).await;
+        server.add(&rule("bank", "card", "", 5)).await;
+        server.publish().await;
+        let path = format!("/v1/rules/{}", cart["id"].as_str().unwrap());
+        let change = async |server: &Server, requests: u32| {
+            let put = Call::new("PUT", &path).json(&json!({"rate_limit": hourly(requests)}));
+            assert_eq!(server.send(put.header("if-match", "*")).await.status, 200);
+        };
+        change(&server, 7).await;
+        server.stop().await;
+        let pool = database(&place).await;
+        for sql in BEFORE_15 {
+            sqlx::query(sql).execute(&pool).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+        }
+        pool.close().await;
+        let server = place.serve().await;
+        let shop = async || server.json("/v1/domains").await["domains"][1].clone();
+        assert_eq!(shop().await["is_changed"], true);
+        change(&server, 5).await;
+        assert_eq!(shop().await["is_changed"], false, "the draft of the older release is undone");
+        change(&server, 6).await;
+        assert_eq!(shop().await["is_changed"], true);
+        server.publish().await;
+        change(&server, 5).await;
+        change(&server, 6).await;
+        assert_eq!(shop().await["is_changed"], false);
+        server.stop().await;
+    }
+}
+
 #[tokio::test]
 async fn a_database_of_a_later_release_is_left_alone() {
     let place = Place::sqlite();
@@ -177,7 +223,9 @@ async fn a_database_of_a_later_release_is_left_alone() {
     pool.close().await;
     let opened = ratelease_control::Store::open(&place.database()).await;
     let why = opened.unwrap_err().to_string();
-    assert!(why.contains("migration 99") && why.contains("use that release"), "{why}");
+    let cure = "use that release or a later one, or restore the backup";
+    assert!(why.contains("migration 99") && why.contains(cure), "{why}");
+    assert!(!why.contains("internal error"), "{why}");
 }
 
 #[tokio::test]

@@ -184,3 +184,29 @@ async fn an_import_that_changes_nothing_writes_no_rule() {
         server.stop().await;
     }
 }
+
+#[tokio::test]
+async fn all_domains_are_exported_as_one_archive_whatever_their_names() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let long = "x".repeat(1000);
+    for domain in ["shop", "../../etc/passwd", ".hidden", "\u{fc}ber/den", &long] {
+        let yaml = large("shop", 1).replace("domain: shop", &format!("domain: {}", json!(domain)));
+        server.import(&yaml).await;
+    }
+    let answer = server.get("/v1/export?format=tar").await;
+    assert_eq!(answer.header("content-type").unwrap(), "application/x-tar");
+    let file = place.dir.path().join("rules.tar");
+    fs::write(&file, &answer.text).unwrap();
+    let list = std::process::Command::new("tar").arg("tf").arg(&file).output().unwrap();
+    let names = String::from_utf8(list.stdout).unwrap();
+    let names: Vec<_> = names.lines().collect();
+    assert_eq!(names[..3], ["%2E.%2F..%2Fetc%2Fpasswd.yaml", "%2Ehidden.yaml", "shop.yaml"]);
+    assert!(names[3].starts_with("xxx") && names[3].len() == 222, "{names:?}");
+    assert_eq!(names[4..], ["%C3%BCber%2Fden.yaml"]);
+    let out = std::process::Command::new("tar").args(["xOf"]).arg(&file).arg("shop.yaml").output();
+    let text = String::from_utf8(out.unwrap().stdout).unwrap();
+    assert_eq!(text, server.get("/v1/export?domain=shop").await.text);
+    assert_eq!(server.get("/v1/export?format=zip").await.status, 400);
+    server.stop().await;
+}

@@ -18,7 +18,8 @@ use super::tokens::token;
 /// Rates that a test reaches.
 fn rates(token_requests: u32, failed_tokens: u32) -> RateSettings {
     let number = |number| NonZeroU32::new(number).unwrap();
-    RateSettings { token_requests: number(token_requests), failed_tokens: number(failed_tokens) }
+    let (token_requests, failed_tokens) = (number(token_requests), number(failed_tokens));
+    RateSettings { token_requests, failed_tokens, ..RateSettings::default() }
 }
 
 fn number(answer: &Answer, header: &str) -> u64 {
@@ -58,6 +59,39 @@ async fn a_token_that_asks_too_often_waits_and_others_do_not() {
     let call = Call::new("GET", "/v1/rules").token(&other);
     let list = server.send(call).await;
     assert_eq!((list.status, &list.json()["rules"]), (200, &json!([])), "{list:?}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_that_publishes_too_often_waits_and_others_do_not() {
+    let place = Place::sqlite();
+    let few =
+        RateSettings { token_versions: NonZeroU32::new(2).unwrap(), ..RateSettings::default() };
+    let server = place.serve_with(|settings| settings.rates = few).await;
+    let of = async |domain| {
+        let create = ["create", "--name", domain, "--access", "write", "--domains", domain];
+        token(&place, &create).await.unwrap()
+    };
+    let (shop, bank) = (of("shop").await, of("bank").await);
+    let publish = async |token: &str, domain: &str, value: &str| {
+        let call = Call::new("POST", "/v1/rules?publish=true").token(token);
+        server.send(call.json(&rule(domain, "user", value, 5))).await
+    };
+    for value in ["1", "2"] {
+        assert_eq!(publish(&shop, "shop", value).await.status, 201);
+    }
+    let refused = publish(&shop, "shop", "3").await;
+    assert_eq!(refused.status, 429, "{refused:?}");
+    assert!((1..=30).contains(&number(&refused, "retry-after")), "{refused:?}");
+    assert_eq!(refused.json()["type"], "urn:ratelease:problem:too-many-versions");
+    assert!(refused.text.contains("leave out 'publish'"), "{refused:?}");
+    // The draft goes on, and so do other tokens and operators.
+    let draft = Call::new("POST", "/v1/rules").token(&shop).json(&rule("shop", "user", "3", 5));
+    assert_eq!(server.send(draft).await.status, 201);
+    assert_eq!(publish(&bank, "bank", "1").await.status, 201);
+    for value in ["2", "3", "4"] {
+        assert_eq!(publish(&server.token, "bank", value).await.status, 201);
+    }
     server.stop().await;
 }
 

@@ -1,10 +1,13 @@
 //! Rules that are objects of Kubernetes: what the API, other replicas and an API server that fails
 //! do with them. scripts/test-kubernetes has those of a real API server, and their pods.
 
+use std::io::Write;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::pods::{Pod, RULES, channel, node};
 use super::support::cluster::Cluster;
 use super::support::{Call, Place, Process, Server, hourly, now, rule, wait_for};
 
@@ -75,6 +78,28 @@ async fn an_object_is_the_draft_and_the_published_rules_of_its_domain() {
     assert!(versions.contains("\"reason\":\"RateLimitRules shop/limits\""), "{versions}");
     scene.cluster.delete("shop/limits");
     scene.await_published("shop", None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_refusal_is_told_as_an_event_that_counts() {
+    let scene = Scene::begin(Place::sqlite()).await;
+    let faulty = |at: usize| json!({"domain": "shop", "descriptors": vec![json!({"key": ""}); at]});
+    for at in 1..=2 {
+        scene.cluster.apply("shop/limits", &faulty(at));
+        wait_for("an Event", async || {
+            let content = scene.cluster.content();
+            content.told.values().any(|it| it["count"] == json!(at)).then_some(())
+        })
+        .await;
+    }
+    let content = scene.cluster.content();
+    let told: Vec<_> = content.told.values().collect();
+    let [event] = told[..] else { panic!("{told:?}") };
+    assert_eq!((&event["type"], &event["reason"]), (&json!("Warning"), &json!("Invalid")));
+    let message = event["message"].as_str().unwrap();
+    assert!(message.contains("spec.descriptors[1]"), "{message}");
+    let of = &event["involvedObject"];
+    assert_eq!((&of["kind"], &of["name"]), (&json!("RateLimitRules"), &json!("limits")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -410,4 +435,73 @@ async fn an_object_with_a_rollout_goes_to_some_pods_first_and_says_how_far_it_is
     faulty["rollout"] = json!({"pods": {"percent": 0}});
     scene.cluster.apply("shop/limits", &faulty);
     scene.cluster.await_reason("shop/limits", "Accepted", "Invalid").await;
+}
+
+/// What kstatus says of objects, as lines `NAMESPACE/NAME STATUS: MESSAGE`: the library by which Flux
+/// judges health. It is a part of the program that scripts/test makes of `tests/control_plane`.
+fn kstatus(objects: &[Value]) -> Vec<String> {
+    let program = std::env::var("CONTROL_PLANE_BIN")
+        .expect("CONTROL_PLANE_BIN names tests/control_plane as built: run scripts/test");
+    let mut command = Command::new(program);
+    let command = command.arg("kstatus").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("it runs");
+    let input = serde_json::to_vec(objects).unwrap();
+    child.stdin.take().unwrap().write_all(&input).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flux_takes_no_object_that_is_refused_for_current() {
+    let scene = begin_with_little_room().await;
+    let cluster = &scene.cluster;
+    let bank = rule("mine", "user", "x", 9);
+    let (status, text) = scene.call(Call::new("POST", "/v1/rules?publish=true").json(&bank)).await;
+    assert_eq!(status, 201, "{text}");
+    cluster.apply("good/limits", &spec("good", 5));
+    scene.await_published("good", Some(5)).await;
+    let channel = channel(scene.process.pods).await;
+    let mut pod = Pod::over(channel, node("one", "ratelease"), &[RULES]).await;
+    let set = pod.next().await;
+    pod.accept(&set).await;
+    let programmed = async |expected: (&str, &str)| {
+        let is = async || {
+            let (status, reason) = cluster.condition("good/limits", "Programmed").await;
+            ((&*status, &*reason) == expected).then_some(())
+        };
+        wait_for(&format!("Programmed {expected:?}"), is).await;
+    };
+    programmed(("True", "Programmed")).await;
+    cluster.apply("invalid/limits", &json!({"domain": "invalid", "descriptors": [{}]}));
+    cluster.apply("second/limits", &spec("good", 5));
+    cluster.apply("mine/limits", &spec("mine", 5));
+    cluster.apply("foreign/limits", &spec("elsewhere", 5));
+    cluster.apply("large/limits", &large("large", 60));
+    let reasons = [
+        ("good", "Accepted"),
+        ("invalid", "Invalid"),
+        ("second", "DomainNotAllowed"),
+        ("mine", "Conflicted"),
+        ("foreign", "DomainNotAllowed"),
+        ("large", "Refused"),
+    ];
+    for (namespace, reason) in reasons {
+        cluster.await_accepted(&format!("{namespace}/limits"), reason).await;
+    }
+    let objects = || cluster.content().objects.values().cloned().collect::<Vec<_>>();
+    let judged = kstatus(&objects());
+    assert_eq!(judged.len(), reasons.len(), "{judged:?}");
+    for line in &judged {
+        let is_good = line.starts_with("good/limits ");
+        let expected = if is_good { " Current: " } else { " Failed: " };
+        assert!(line.contains(expected), "{line}");
+    }
+    // What the control plane accepts, and a pod refuses.
+    cluster.apply("good/limits", &spec("good", 6));
+    let set = pod.next().await;
+    pod.refuse(&set, "no room").await;
+    programmed(("False", "RefusedByPods")).await;
+    let judged = kstatus(&objects());
+    assert!(judged.iter().all(|line| !line.contains("Current")), "{judged:?}");
 }

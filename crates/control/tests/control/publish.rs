@@ -46,7 +46,8 @@ async fn a_draft_is_checked_published_and_brought_back() {
         assert_eq!(kept.status, 409, "{kept:?}");
         let back = json!({"version": 1, "discard_draft": true});
         let done = server.post("/v1/rollback?reason=too%20tight", &back).await;
-        assert_eq!(done.json(), json!({"version": 3, "domains": ["shop"]}), "{done:?}");
+        let expected = json!({"version": 3, "domains": ["shop"], "discarded": ["shop"]});
+        assert_eq!(done.json(), expected, "{done:?}");
         assert!(exported("domain=shop").await.contains("requests_per_unit: 5"));
         assert_eq!(
             exported("domain=shop&version=3").await,
@@ -216,7 +217,7 @@ async fn no_domain_takes_the_place_of_the_others() {
     let call =
         Call::new("POST", "/v1/import").body("application/yaml", heavy("a", 4300).as_bytes());
     let refused = server.send(call).await;
-    assert_eq!((refused.status, refused.fields()), (422, vec!["descriptors".to_owned()]));
+    assert_eq!((refused.status, refused.fields()), (422, vec!["import.yaml".to_owned()]));
     server.import(&file("bank", "card", 5)).await;
     let published = server.post("/v1/publish", &json!({"domains": ["bank"]})).await;
     assert_eq!(published.status, 200, "{published:?}");
@@ -346,4 +347,44 @@ async fn a_set_that_is_too_large_may_become_smaller() {
     server.import(&file("shop", &"x".repeat(600), 5)).await;
     assert_eq!(server.publish().await, 2);
     server.stop().await;
+}
+
+#[tokio::test]
+async fn versions_name_their_domains_and_are_read_by_domain() {
+    for place in places().await {
+        let server = place.serve().await;
+        server.import(&file("shop", "user", 5)).await;
+        server.import(&file("bank", "card", 1)).await;
+        assert_eq!(server.publish().await, 1);
+        server.import(&file("shop", "user", 6)).await;
+        assert_eq!(server.publish().await, 2);
+        server.import(&file("bank", "card", 2)).await;
+        let zone = json!({"stage": "shadow", "pods": {"percent": 10}});
+        assert_eq!(server.post("/v1/rollouts", &zone).await.status, 201);
+        let of = async |query: &str| {
+            let found = server.json(&format!("/v1/versions{query}")).await;
+            let versions = found["versions"].as_array().unwrap().iter();
+            let shown = versions.map(|it| {
+                assert_eq!(it["domain_count"], it["domains"].as_array().unwrap().len(), "{it}");
+                (it["version"].as_i64().unwrap(), it["domains"].clone())
+            });
+            shown.collect::<Vec<_>>()
+        };
+        let (both, shop, bank) = (json!(["bank", "shop"]), json!(["shop"]), json!(["bank"]));
+        assert_eq!(of("").await, [(3, bank.clone()), (2, shop.clone()), (1, both.clone())]);
+        assert_eq!(of("?domain=shop").await, [(2, shop.clone()), (1, both.clone())]);
+        assert_eq!(of("?domain=bank&before=3").await, [(1, both)]);
+        assert_eq!(of("?domain=none").await, []);
+        assert_eq!(server.get("/v1/versions?domian=shop").await.status, 400);
+        // A token for one of two domains learns of no other.
+        let args = ["create", "--name", "shop", "--access", "read", "--domains", "shop"];
+        let token = place.token(&args).await.unwrap();
+        let call = Call::new("GET", "/v1/versions").token(&token);
+        let seen = server.send(call).await.json();
+        assert_eq!(seen["versions"][1]["domains"], shop, "{seen}");
+        assert_eq!(seen["versions"][1]["domain_count"], 1, "{seen}");
+        let call = Call::new("GET", "/v1/versions?domain=bank").token(&token);
+        assert_eq!(server.send(call).await.status, 403);
+        server.stop().await;
+    }
 }

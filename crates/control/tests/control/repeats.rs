@@ -35,10 +35,13 @@ impl Made<'_> {
         self.server.send(if body.is_null() { call } else { call.json(body) }).await
     }
 
-    /// Makes a write for the first time. Returns its answer's body.
+    /// Makes a write for the first time. Returns its answer's body. After a space, `id` names a rule.
     async fn first(&mut self, route: &'static str, id: &str, query: &str, body: Value) -> Value {
-        let path = route.split_once(' ').unwrap().1.replace("{id}", id) + query;
-        let write = Write { route, path, body, if_match: route.contains("/v1/rules/{id}") };
+        let (id, rule) = id.split_once(' ').unwrap_or((id, ""));
+        let path = route.split_once(' ').unwrap().1.replace("{id}", id).replace("{rule}", rule);
+        let path = path + query;
+        let if_match = ["/v1/rules/{id}", "/v1/discard"].iter().any(|it| route.contains(it));
+        let write = Write { route, path, body, if_match };
         let answer = self.send(self.all.len(), &write).await;
         assert!((200..300).contains(&answer.status), "{route}: {answer:?}");
         let body = serde_json::from_str(&answer.text).unwrap_or_default();
@@ -118,6 +121,22 @@ async fn each_write_that_is_repeated_gets_its_first_answer_whatever_has_changed(
         let back = json!({"version": 1, "discard_draft": true});
         made.first("POST /v1/rollback", "", "", back).await;
         made.first("DELETE /v1/rules/{id}", &id, "", Value::Null).await;
+        let name = json!({"name": "own"});
+        let set = made.first("POST /v1/change-sets", "", "", name.clone()).await;
+        let set = set["id"].as_str().unwrap().to_owned();
+        let change = json!({"domain": "own", "entries": [{"key": "a"}],
+            "settings": {"rate_limit": hourly(6)}});
+        let put = "PUT /v1/change-sets/{id}/rules";
+        let changed = made.first(put, &set, "", change.clone()).await;
+        let changed = format!("{set} {}", changed["rule"].as_str().unwrap());
+        let take_out = "DELETE /v1/change-sets/{id}/rules/{rule}";
+        made.first(take_out, &changed, "", Value::Null).await;
+        made.first(put, &set, "?reason=again", change).await;
+        made.first("POST /v1/change-sets/{id}/submit", &set, "", Value::Null).await;
+        made.first("POST /v1/discard", "", "", json!({"domains": ["own"]})).await;
+        let other = made.first("POST /v1/change-sets", "", "?reason=other", name).await;
+        let other = other["id"].as_str().unwrap().to_owned();
+        made.first("DELETE /v1/change-sets/{id}", &other, "", Value::Null).await;
 
         let covered: BTreeSet<_> = made.all.iter().map(|(it, _)| it.route.to_owned()).collect();
         assert_eq!(covered, routes(), "each route that writes is in this table");

@@ -335,3 +335,31 @@ async fn the_largest_limit_is_kept_and_published_to_the_last_digit() {
         assert!(refused.text.contains("from 0 to 9007199254740991"), "{refused:?}");
     }
 }
+
+/// A web form has no file and no quotes, and a control plane no stores.
+#[tokio::test]
+async fn a_fault_of_the_api_names_no_file_no_quotes_and_no_stores() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let refused = async |field: &str, value: Value| {
+        let mut rule = rule("shop", "user", "7", 5);
+        rule["rate_limit"][field] = value;
+        let refused = server.post("/v1/rules", &rule).await;
+        assert_eq!(refused.status, 422, "{refused:?}");
+        refused.json()["errors"][0]["message"].as_str().unwrap().to_owned()
+    };
+    let number = refused("requests_per_unit", json!("-5")).await;
+    assert!(number.starts_with("'requests_per_unit' must be a whole number from 0 to"), "{number}");
+    assert!(!number.contains("quotes") && number.contains("found the text '-5'"), "{number}");
+    let store = refused("store", json!("premium")).await;
+    assert!(store.contains("cannot name a store; remove it"), "{store}");
+    let file = "domain: shop\ndescriptors:\n- key: a\n  rate_limit: {unit: hour, \
+                requests_per_unit: 5, store: premium}\n";
+    let call = Call::new("POST", "/v1/import").body("application/yaml", file.as_bytes());
+    let imported = server.send(call).await;
+    assert!(
+        imported.status == 422 && imported.text.contains("cannot name a store"),
+        "{imported:?}"
+    );
+    server.stop().await;
+}

@@ -177,6 +177,7 @@ impl Place {
             pods_listen: any,
             probe_listen: None,
             pods_tls: None,
+            sign_in: None,
             token_file: Some(self.token_file()),
             selection: Selection::default(),
             kubernetes_rules: None,

@@ -32,6 +32,9 @@ async fn a_token_does_what_it_is_for_and_nothing_else() {
         let many = (0..=256).map(|at| format!("d{at}")).collect::<Vec<_>>().join(",");
         let refused = token(&place, &["create", "--name", "many", "--domains", &many]).await;
         assert_eq!(refused.unwrap_err(), "--domains: expected at most 256 domains");
+        let pattern = token(&place, &["create", "--name", "team", "--domains", "team-*"]).await;
+        let why = pattern.unwrap_err();
+        assert!(why.contains("'team-*' has a '*'") && why.contains("name each domain"), "{why}");
         let shop = rule("shop", "user", "7", 5);
         let put = json!({"rate_limit": {"unlimited": true}});
         let domains = json!({"domains": ["bank"]});
@@ -62,6 +65,43 @@ async fn a_token_does_what_it_is_for_and_nothing_else() {
         assert_eq!(published.json()["domains"], json!(["shop"]), "{published:?}");
         let last = server.json("/v1/versions").await["versions"][0]["author"].clone();
         assert!(last.as_str().unwrap().starts_with("ci/"), "{last}");
+        server.stop().await;
+    }
+}
+
+/// What continuous integration does for a pull request.
+#[tokio::test]
+async fn a_token_that_may_read_checks_drafts_and_files_and_changes_nothing() {
+    for place in places().await {
+        let server = place.serve().await;
+        server.add(&rule("shop", "user", "7", 5)).await;
+        let create = ["create", "--name", "ci", "--domains", "shop"];
+        let read = token(&place, &create).await.unwrap();
+        let check = async |kind: &str, body: &str| {
+            let call = Call::new("POST", "/v1/check").token(&read);
+            server.send(call.body(kind, body.as_bytes())).await
+        };
+        let draft = check("application/json", "{}").await;
+        assert_eq!(draft.status, 200, "{draft:?}");
+        assert!(draft.json()["etag"].is_string() && draft.json()["rules"] == 1, "{draft:?}");
+        let file = "domain: shop\ndescriptors:\n- key: a\n  rate_limit: {unlimited: true}\n\
+                    - key: b\n  rate_limit: {unlimited: true}\n";
+        let found = check("application/yaml", file).await;
+        assert_eq!((found.status, &found.json()["rules"]), (200, &json!(2)), "{found:?}");
+        let added = found.json()["differences"][0]["rules"].clone();
+        assert_eq!(added.as_array().unwrap().len(), 2, "{found:?}");
+        assert!(found.json().get("etag").is_none(), "{found:?}");
+        let many = json!({"files": [{"name": "shop.yaml", "yaml": file}]}).to_string();
+        assert_eq!(check("application/json", &many).await.json(), found.json());
+        let faulty = check("application/yaml", &file.replace("unlimited", "unlimted")).await;
+        assert_eq!((faulty.status, faulty.fields().len()), (422, 4), "{faulty:?}");
+        assert!(faulty.fields()[0].starts_with("check.yaml:"), "{faulty:?}");
+        let other = check("application/yaml", &file.replace("domain: shop", "domain: bank")).await;
+        assert_eq!(other.status, 403, "{other:?}");
+        let both = json!({"domains": ["shop"], "files": []}).to_string();
+        assert_eq!(check("application/json", &both).await.status, 422);
+        let domains = server.json("/v1/domains").await;
+        assert_eq!(domains["domains"][0]["rules"], 1, "{domains}");
         server.stop().await;
     }
 }
@@ -107,6 +147,7 @@ async fn the_first_token_is_shown_once_and_a_file_keeps_its_own() {
             pods_listen: any,
             probe_listen: None,
             pods_tls: None,
+            sign_in: None,
             token_file: file,
             selection: ratelease_control::Selection::default(),
             kubernetes_rules: None,
@@ -176,7 +217,14 @@ async fn every_call_of_the_openapi_document_exists_and_needs_a_token() {
             let method = method.to_uppercase();
             let request = Call::new(&method, &path.replace("{id}", "x"));
             let answer = request.to(server.http).await.unwrap();
-            let expected = if call["security"] == json!([{}]) { 200 } else { 401 };
+            let is_public = call["security"] == json!([{}]);
+            // No provider is configured here, where people could sign in.
+            let is_absent = path.starts_with("/v1/sign-in");
+            let expected = match (is_public, is_absent) {
+                (true, true) => 404,
+                (true, false) => 200,
+                (false, _) => 401,
+            };
             assert_eq!(answer.status, expected, "{method} {path}: {answer:?}");
             let is_kept = answer.header("cache-control");
             assert_eq!(is_kept.as_deref(), Some("no-store"), "{method} {path}");
@@ -264,4 +312,57 @@ async fn a_token_that_is_revoked_while_its_request_is_under_way_writes_nothing()
         assert_eq!(server.json("/v1/rules").await["rules"], json!([]));
         server.stop().await;
     }
+}
+
+#[tokio::test]
+async fn an_administrator_lists_makes_and_revokes_tokens_by_the_api() {
+    for place in places().await {
+        let server = place.serve().await;
+        let body = json!({"name": "ci", "access": "write", "domains": ["shop"], "days": 7});
+        let call = || Call::new("POST", "/v1/tokens").header("idempotency-key", "k").json(&body);
+        let made = server.send(call()).await;
+        assert_eq!(made.status, 201, "{made:?}");
+        let made = made.json();
+        let ci = made["token"].as_str().unwrap();
+        let own = server.send(Call::new("GET", "/v1/token").token(ci)).await.json();
+        assert_eq!((&own["access"], &own["domains"]), (&json!("write"), &json!(["shop"])));
+        // The token is not kept, not even for a repeat.
+        let again = server.send(call()).await;
+        assert_eq!((again.status, again.json()), (201, json!({"id": made["id"], "token": null})));
+        let listed = server.json("/v1/tokens?limit=1").await;
+        let first = &listed["tokens"][0];
+        assert_eq!((&first["id"], &first["is_valid"]), (&made["id"], &json!(true)));
+        let admin = server.token.split('_').nth(1).unwrap();
+        assert_eq!(first["made_by"], admin);
+        assert!(!listed.to_string().contains(ci.rsplit('_').next().unwrap()), "{listed}");
+        let next = listed["next"].as_str().unwrap();
+        let rest = server.json(&format!("/v1/tokens?before={next}")).await;
+        assert_eq!(rest["tokens"][0]["id"], admin);
+        let path = format!("/v1/tokens/{}", made["id"].as_str().unwrap());
+        let refused = server.send(Call::new("DELETE", &path).token(ci)).await;
+        assert_eq!(refused.status, 403);
+        assert_eq!(server.send(Call::new("DELETE", &path)).await.status, 204);
+        assert_eq!(server.send(Call::new("DELETE", &path)).await.status, 404);
+        assert_eq!(server.send(Call::new("GET", "/v1/token").token(ci)).await.status, 401);
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn nobody_but_an_administrator_makes_tokens_and_faults_are_told_together() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let write = token(&place, &["create", "--name", "w", "--access", "write"]).await.unwrap();
+    for access in ["read", "write", "admin"] {
+        let body = json!({"name": "x", "access": access});
+        assert_eq!(status(&server, &write, "POST", "/v1/tokens", &body).await, 403);
+    }
+    assert_eq!(status(&server, &write, "GET", "/v1/tokens", &Value::Null).await, 403);
+    let body = json!({"name": "a/b", "access": "admin", "domains": ["shop"], "days": 0});
+    let refused = server.post("/v1/tokens", &body).await;
+    assert_eq!(
+        (refused.status, refused.fields()),
+        (422, ["domains", "name", "days"].map(String::from).to_vec())
+    );
+    server.stop().await;
 }

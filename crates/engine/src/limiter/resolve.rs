@@ -45,6 +45,8 @@ pub struct Charge<'r> {
     pub refund: bool,
     /// The descriptor says that the hits are a cost that has been incurred.
     marked: bool,
+    /// The call may be denied, and its hits are a cost that has been incurred.
+    is_cost: bool,
     /// What the request holds meanwhile, or settles.
     pub held: Option<HeldBy<'r>>,
 }
@@ -70,6 +72,7 @@ pub fn resolve<'r>(
         all.push(rules.charged(request.domain, descriptor));
     }
     let replaced = replaced(request, &all);
+    let has_own_hits = has_own_hits(request);
     let mut resolved = Few::with_capacity(request.descriptors.len());
     for (descriptor, charged) in request.descriptors.iter().zip(&all) {
         let allowance = allowance(rules, request, descriptor, charged.lookup, replaced.as_ref());
@@ -78,11 +81,20 @@ pub fn resolve<'r>(
             Some((Allowance::Unlimited, _)) => Resolved::Unlimited,
             Some((Allowance::Limited(limit), rule)) => {
                 let applied = AppliedLimit { limit, rule };
-                Resolved::Charged(Charge::of(request, descriptor, charged, applied, hasher))
+                let charge = Charge::of(request, descriptor, charged, applied, hasher);
+                let is_cost = has_own_hits && charge.settles_own_hits(charged.lookup);
+                Resolved::Charged(Charge { is_cost, ..charge })
             }
         });
     }
     resolved
+}
+
+/// Whether each descriptor says itself how many hits it has, and has some: gateways tell so what an
+/// answer has cost.
+fn has_own_hits(request: &Request<'_>) -> bool {
+    let mut descriptors = request.descriptors.iter();
+    descriptors.all(|it| it.hits_addend.is_some_and(|hits| hits > 0) && !it.refund)
 }
 
 /// What is in force for a descriptor. If the domain is known, an override takes precedence over
@@ -203,6 +215,7 @@ impl<'r> Charge<'r> {
             hits,
             refund,
             marked: charged.settles && limit.algorithm.takes_settlements(),
+            is_cost: false,
             held: terms.filter(|_| !descriptor.refund).map(|terms| HeldBy { terms, id: id(terms) }),
         }
     }
@@ -216,8 +229,8 @@ impl<'r> Charge<'r> {
         hits: u64,
     ) -> Self {
         let overflow = OnceLock::new();
-        let (refund, marked, held) = (false, true, None);
-        Self { own, previous, overflow, domain, applied, hits, refund, marked, held }
+        let (refund, marked, is_cost, held) = (false, true, false, None);
+        Self { own, previous, overflow, domain, applied, hits, refund, marked, is_cost, held }
     }
 
     /// The key whose tokens the charge takes.
@@ -242,6 +255,18 @@ impl<'r> Charge<'r> {
     pub fn settles(&self) -> bool {
         let is_marked = self.marked && !self.refund;
         is_marked || self.spends() && self.applied.rule.is_some_and(|rule| rule.flags.settle)
+    }
+
+    /// Whether the rule for its entries has `settle_own_hits`, also where an override takes its place.
+    fn settles_own_hits(&self, lookup: Lookup<'_>) -> bool {
+        let takes_settlements = self.applied.limit.algorithm.takes_settlements();
+        matches!(lookup, Lookup::Rule(rule) if rule.flags.settle_own_hits) && takes_settlements
+    }
+
+    /// Whether the charge is the cost of a request that has ended, which is counted whole whatever the
+    /// verdict is.
+    pub(super) fn is_cost(&self) -> bool {
+        self.is_cost && self.spends() && !self.settles()
     }
 
     /// Whether the charge takes tokens that pass with time and no more: nothing is held, settled or in
@@ -305,6 +330,7 @@ impl<'r> Charge<'r> {
     /// Whether a denial spends what is left of the key.
     pub fn charge_denied(&self) -> bool {
         match self.applied.rule {
+            _ if self.is_cost => false, // it is counted whole instead
             Some(rule) => rule.flags.charge_denied,
             None => self.held.is_none(),
         }

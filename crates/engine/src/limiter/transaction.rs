@@ -231,6 +231,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
             self.apply_refunds(now);
             self.spend();
         }
+        self.charge_costs(verdict.code == Code::OverLimit, now);
         if !self.is_plain {
             verdict.started = self.conclude_starts(verdict.code != Code::OverLimit, now);
         }
@@ -352,6 +353,17 @@ impl<'a, 'r> Transaction<'a, 'r> {
                 if due > 0 {
                     self.shared.settle(charge, due, now);
                 }
+            }
+        }
+    }
+
+    /// Charges the costs that the verdict leaves uncharged, whole: all of them in a call that
+    /// `is_denied`, and those that are over their limit in one that passes nevertheless.
+    fn charge_costs(&self, is_denied: bool, now: Time) {
+        for (resolved, attempt) in self.resolved.iter().zip(&self.attempts) {
+            let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
+            if charge.is_cost() && (is_denied || attempt.is_over()) {
+                self.shared.settle(charge, charge.hits, now);
             }
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  event that matters ─▶ 200 ms of quiet, 600 ms at most ─▶ arm the watches ─▶ read, until two
-//!  30 s without one ────────────────────────────────────▶ readings agree ─▶ known? nothing
+//!  30 s without one ─▶ rest, if others were just compiled ─▶ readings agree ─▶ known? nothing
 //!                                                            ├─ good ─▶ put in force
 //!                                                            └─ bad ──▶ refuse, log once
 //! ```
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use ratelease_rules::{Rules, Source};
 use ratelease_server::current_rules::CurrentRules;
@@ -92,6 +92,9 @@ struct Watch<L> {
     in_force: Option<Digest>,
     old_rules: OldRules,
     change_times: ChangeTimes,
+    rest: Rest,
+    /// Whether the last reading had news, and was no step on the way to others.
+    is_counted: bool,
 }
 
 // === impl Watcher ===
@@ -203,6 +206,8 @@ impl<L: Load> Watch<L> {
             in_force: None,
             old_rules: OldRules::default(),
             change_times: ChangeTimes::default(),
+            rest: Rest::default(),
+            is_counted: false,
         }
     }
 
@@ -249,6 +254,7 @@ impl<L: Load> Watch<L> {
     }
 
     /// Loads whenever something may have changed, until it is stopped.
+    #[allow(clippy::disallowed_methods)] // the edge: the clock is used only for how long to wait
     fn follow(mut self) {
         loop {
             let waited = self.wait();
@@ -256,6 +262,10 @@ impl<L: Load> Watch<L> {
             let timing = if self.load.has_given() { PUSHED } else { self.timing };
             let next = next_cause(waited, &self.wake, timing, &self.is_stopping);
             let Some(cause) = next else { return };
+            if !self.load.has_given() {
+                self.wait_for_rest();
+            }
+            let (began, has_rules) = (Instant::now(), self.in_force.is_some());
             let result = catch_unwind(AssertUnwindSafe(|| self.reload(cause, log_faults)));
             if result.is_err() {
                 // Panics of the loader are caught in `load`. Whatever this panic was, the watch
@@ -263,6 +273,24 @@ impl<L: Load> Watch<L> {
                 self.published.note_panic();
                 let fault = "internal error: the rules could not be put in force";
                 self.load.note_outcome(Some(Err(vec![fault.to_owned()])));
+            }
+            // What a start needs is not counted.
+            if has_rules && std::mem::take(&mut self.is_counted) {
+                self.rest.note(began, began.elapsed());
+            }
+        }
+    }
+
+    /// Waits until rules may be compiled again. What comes meanwhile is read after that, together.
+    #[allow(clippy::disallowed_methods)] // the edge: the clock is used only for how long to wait
+    fn wait_for_rest(&mut self) {
+        while let Some(left) = self.rest.left(Instant::now()) {
+            self.old_rules.free_unused();
+            let wait = if self.old_rules.is_empty() { left } else { left.min(CHECK_INTERVAL) };
+            let waited = self.wake.recv_timeout(wait);
+            let is_over = waited == Err(RecvTimeoutError::Disconnected);
+            if is_over || self.is_stopping.load(Ordering::Relaxed) {
+                return;
             }
         }
     }
@@ -297,6 +325,7 @@ impl<L: Load> Watch<L> {
         };
         let Loaded { digest, sources, result } = *loaded;
         let Terms { is_trial, is_for_now, nothing, left_out } = self.load.terms();
+        self.is_counted = !is_trial;
         // What was neither put in force nor reported is loaded again when it is found again.
         let is_settled = result.is_ok() || !is_trial && !is_for_now;
         self.known = is_settled.then_some(digest);
@@ -615,6 +644,35 @@ impl OldRules {
     }
 }
 
+// How much of a pod's time compiling takes, whoever changes rules again and again.
+
+/// Of so many parts of the time, compiling takes one: a change follows another one no sooner than
+/// after nine times as long as that took.
+const PARTS: u32 = 10;
+
+/// Maximum rest: so soon each change is compiled, whatever the one before it took.
+const REST_MAX: Duration = Duration::from_secs(5);
+
+/// The rest after a compilation. A change after a pause has none.
+#[derive(Debug, Default)]
+struct Rest {
+    until: Option<Instant>,
+}
+
+// === impl Rest ===
+
+impl Rest {
+    /// Notes that rules were compiled from `began` on.
+    fn note(&mut self, began: Instant, took: Duration) {
+        self.until = Some(began + took + (took * (PARTS - 1)).min(REST_MAX));
+    }
+
+    /// The rest that is left; `None` if there is none.
+    fn left(&self, now: Instant) -> Option<Duration> {
+        self.until?.checked_duration_since(now).filter(|left| !left.is_zero())
+    }
+}
+
 // When rule files were changed, and how long it took until the change was in force.
 
 /// The time of change of each source that the rules in force were read from; never more than there
@@ -728,6 +786,66 @@ mod load_tests {
         let Err(LoadError::Unread(message)) = result else { panic!("read") };
         assert_eq!(message, "gone");
         assert!(matches!(load_unless_known(&mut script, Some(digest)), LoadOutcome::Unchanged));
+    }
+}
+
+#[cfg(test)]
+mod rest_tests {
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[test]
+    #[allow(clippy::disallowed_methods)] // any time serves
+    fn compiling_takes_a_tenth_of_the_time_and_a_change_is_delayed_by_five_seconds() {
+        let now = Instant::now();
+        let mut rest = Rest::default();
+        assert_eq!(rest.left(now), None);
+        for (took, expected) in [(20, 180), (500, 4500), (700, 5000), (4000, 5000)] {
+            let took = Duration::from_millis(took);
+            rest.note(now, took);
+            assert_eq!(rest.left(now + took), Some(Duration::from_millis(expected)));
+        }
+        assert_eq!(rest.left(now + Duration::from_secs(9)), None);
+    }
+
+    /// Has other rules at each reading, which take a while to compile.
+    struct Changing(Arc<Mutex<Vec<String>>>);
+
+    const TAKES: Duration = Duration::from_millis(20);
+
+    impl Load for Changing {
+        fn read(&mut self) -> Result<Vec<Arc<Source>>, String> {
+            let text = self.0.lock().len().to_string().into_bytes();
+            Ok(vec![Arc::new(Source { name: "a.yaml".to_owned(), text })])
+        }
+
+        fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
+            thread::sleep(TAKES);
+            self.0.lock().push(String::from_utf8(sources[0].text.clone()).unwrap());
+            Ok(Compiled::default())
+        }
+
+        fn is_atomic(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods)] // measures real time
+    fn rules_that_change_all_the_time_are_compiled_a_tenth_of_it() {
+        let compiled = Arc::new(Mutex::new(Vec::new()));
+        let load = Changing(Arc::clone(&compiled));
+        let (_watcher, wake, _) = Watcher::spawn_pushed(load, Arc::default(), None).unwrap();
+        let began = Instant::now();
+        while began.elapsed() < 60 * TAKES {
+            let _ = wake.try_send(());
+            thread::sleep(TAKES / 10);
+        }
+        // The first one is a start, the second one has no rest before it, nor has one that is under way.
+        let count = compiled.lock().len();
+        let most = began.elapsed().div_duration_f64(PARTS * TAKES) + 3.0;
+        assert!(count >= 3 && count as f64 <= most, "{count} of at most {most}");
     }
 }
 

@@ -86,8 +86,10 @@ impl XdsWatch {
         counted: Option<(Meters, HotKeys)>,
         runtime: &Handle,
     ) -> io::Result<Self> {
-        let wanted =
-            if settings.own_rules { ResourceType::Rules } else { ResourceType::RateLimitConfig };
+        let wanted = match (settings.own_rules, settings.settles_own_hits) {
+            (true, _) => ResourceType::Rules,
+            (false, settles_own_hits) => ResourceType::RateLimitConfig { settles_own_hits },
+        };
         let status = XdsStatus::new(&settings.server.to_string(), wanted, clock);
         let merges_domains = options.merge_domains;
         let memory = MemoryLeft::of_process();

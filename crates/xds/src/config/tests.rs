@@ -23,7 +23,7 @@ fn source(text: &str) -> Source {
 
 /// The faults of a resource, one line each, with the path of each instead of its line.
 fn faults(config: &RateLimitConfig) -> Vec<String> {
-    let text = text_of(config, usize::MAX).unwrap();
+    let text = text_of(config, false, usize::MAX).unwrap();
     let found = load(&[source(&text)], Options::default()).expect_err("faults");
     found.iter().map(|it| format!("{}: {}", path_of(&text, it.line), it.message)).collect()
 }
@@ -50,7 +50,8 @@ fn everything_that_a_resource_can_say_is_in_its_text() {
     };
     let unlimited = RateLimitPolicy { unlimited: true, ..Default::default() };
     let free = RateLimitDescriptor { rate_limit: Some(unlimited), ..descriptor("d", Vec::new()) };
-    let text = text_of(&config(vec![descriptor("a", vec![inner]), free]), usize::MAX).unwrap();
+    let text =
+        text_of(&config(vec![descriptor("a", vec![inner]), free]), false, usize::MAX).unwrap();
     let lines: Vec<_> = text.lines().map(str::trim_end).collect();
     let expected = [
         r#"domain: "shop""#,
@@ -103,7 +104,7 @@ fn faults_name_the_field_of_the_descriptor() {
 #[test]
 fn every_unit_has_its_name_in_files() {
     for unit in 1..=7 {
-        let text = text_of(&config(vec![limited("a", unit, 1)]), usize::MAX).unwrap();
+        let text = text_of(&config(vec![limited("a", unit, 1)]), false, usize::MAX).unwrap();
         assert!(load(&[source(&text)], Options::default()).is_ok(), "unit {unit}");
     }
 }
@@ -137,7 +138,7 @@ fn a_resource_is_the_same_after_the_way_through_its_text() {
     let inner = RateLimitDescriptor { value: "y".into(), quota_mode: true, ..limited("x", 3, 9) };
     let config =
         config(vec![descriptor("a", vec![inner, limited("007", 1, 0)]), limited("b", 7, 1)]);
-    let text = text_of(&config, usize::MAX).unwrap();
+    let text = text_of(&config, false, usize::MAX).unwrap();
     assert_eq!(config_of_file(&text), Ok(config), "{text}");
 }
 
@@ -176,8 +177,9 @@ fn every_flag_of_a_descriptor_is_in_the_resource_or_refused() {
             "domain: d\ndescriptors:\n- key: a\n  {name}: {other}\n  rate_limit: {{unit: hour, \
              requests_per_unit: 5}}\n"
         );
-        let is_kept =
-            |config| text_of(&config, usize::MAX).unwrap().contains(&format!("{name}: {other}"));
+        let is_kept = |config| {
+            text_of(&config, false, usize::MAX).unwrap().contains(&format!("{name}: {other}"))
+        };
         assert!(config_of_file(&text).map_or(true, is_kept), "{name}");
     }
 }

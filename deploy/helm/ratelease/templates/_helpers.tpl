@@ -158,5 +158,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and .tlsSecret .plaintext -}}
 {{- fail "control: unset control.tlsSecret or control.plaintext; with certificates pods use TLS" -}}
 {{- end -}}
+{{- with .oidc -}}
+{{- if and .issuer (not (and .publicUrl .clientId .roles)) -}}
+{{- fail "control.oidc: with an issuer set publicUrl, clientId and roles too" -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Path as At, Query, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, patch};
+use axum::routing::{get, patch, post};
 use axum::{Json, Router};
 use futures_util::stream;
 use http::StatusCode;
@@ -23,6 +23,8 @@ use tokio::task::JoinHandle;
 use super::wait_for;
 
 const NAMESPACE: &str = "/api/v1/namespaces/kube-system";
+const EVENTS: &str = "/api/v1/namespaces/{namespace}/events";
+const EVENT: &str = "/api/v1/namespaces/{namespace}/events/{name}";
 const LIST: &str = "/apis/ratelease.io/v1alpha1/ratelimitrules";
 const STATUS: &str =
     "/apis/ratelease.io/v1alpha1/namespaces/{namespace}/ratelimitrules/{name}/status";
@@ -43,7 +45,7 @@ struct Shared {
 /// What it has, and how it fails.
 #[derive(Default)]
 pub(crate) struct Content {
-    objects: BTreeMap<String, Value>,
+    pub(crate) objects: BTreeMap<String, Value>,
     /// A line of a watch for each version.
     events: Vec<String>,
     /// The first version that watches may begin after.
@@ -58,6 +60,8 @@ pub(crate) struct Content {
     pub(crate) refuses_statuses: bool,
     /// The cluster that it is of.
     pub(crate) uid: &'static str,
+    /// The Events of objects, by their names.
+    pub(crate) told: BTreeMap<String, Value>,
     /// Whether the definition of the objects is missing.
     pub(crate) is_undefined: bool,
 }
@@ -77,6 +81,8 @@ impl Cluster {
         let address = listener.local_addr().unwrap();
         let routes = Router::new().route(LIST, get(list)).route(STATUS, patch(write_status));
         let routes = routes.route(NAMESPACE, get(namespace));
+        let routes = routes.route(EVENTS, post(create_event));
+        let routes = routes.route(EVENT, get(read_event).patch(patch_event));
         let routes = routes.with_state(Arc::clone(&shared));
         let task = tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
         shared.state.lock().unwrap().uid = "one";
@@ -108,7 +114,8 @@ impl Cluster {
             }})
         });
         object["spec"] = spec.clone();
-        object["metadata"]["managedFields"] = json!([{"manager": "test", "fieldsV1": spec}]);
+        let fields = json!({"f:spec": {"f:descriptors": {}, "f:domain": {}}});
+        object["metadata"]["managedFields"] = json!([{"manager": "test", "fieldsV1": fields}]);
         let generation = object["metadata"]["generation"].as_i64().unwrap();
         object["metadata"]["generation"] = (generation + 1).into();
         self.shared.put(&mut content, key, object);
@@ -195,12 +202,22 @@ impl Shared {
     }
 }
 
-/// The text of a value, in which `LEVELS levels` is that many lists: no value can be as deep.
+/// What stands for this many numbers in a list, which would take the test the time that it measures.
+pub(crate) const NUMBERS: usize = 130_000;
+pub(crate) const NUMBERS_NAME: &str = "many numbers";
+
+/// The text of a value, in which `LEVELS levels` is that many lists: no value can be as deep. And
+/// [`NUMBERS_NAME`] is a list of [`NUMBERS`].
 fn text(value: &Value) -> String {
-    let text = value.to_string();
+    static LIST: LazyLock<String> = LazyLock::new(|| format!("[1{}]", ",1".repeat(NUMBERS - 1)));
+    let text = value.to_string().replace(&format!("\"{NUMBERS_NAME}\""), &LIST);
     [200, 9000].into_iter().fold(text, |text, levels| {
+        let name = format!("\"{levels} levels\"");
+        if !text.contains(&name) {
+            return text;
+        }
         let lists = format!("{}{}", "[".repeat(levels), "]".repeat(levels));
-        text.replace(&format!("\"{levels} levels\""), &lists)
+        text.replace(&name, &lists)
     })
 }
 
@@ -298,6 +315,41 @@ fn follow(shared: &Arc<Shared>, query: &BTreeMap<String, String>) -> Response {
         }
     });
     Body::from_stream(events).into_response()
+}
+
+async fn read_event(
+    State(shared): State<Arc<Shared>>,
+    At((_, name)): At<(String, String)>,
+) -> Response {
+    match shared.state.lock().unwrap().told.get(&name) {
+        Some(event) => Json(event.clone()).into_response(),
+        None => failure(StatusCode::NOT_FOUND),
+    }
+}
+
+async fn create_event(
+    State(shared): State<Arc<Shared>>,
+    At(namespace): At<String>,
+    Json(event): Json<Value>,
+) -> Response {
+    // As an API server does.
+    assert_eq!(event["involvedObject"]["namespace"], json!(namespace));
+    let name = event["metadata"]["name"].as_str().unwrap().to_owned();
+    shared.state.lock().unwrap().told.insert(name, event.clone());
+    (StatusCode::CREATED, Json(event)).into_response()
+}
+
+async fn patch_event(
+    State(shared): State<Arc<Shared>>,
+    At((_, name)): At<(String, String)>,
+    Json(patch): Json<Value>,
+) -> Response {
+    let mut content = shared.state.lock().unwrap();
+    let event = content.told.get_mut(&name).unwrap();
+    for (name, value) in patch.as_object().unwrap() {
+        event[name] = value.clone();
+    }
+    Json(event.clone()).into_response()
 }
 
 async fn write_status(

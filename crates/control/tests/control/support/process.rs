@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use super::{Place, wait_for};
 
@@ -62,6 +63,17 @@ impl Process {
         resident(self.child.id())
     }
 
+    /// Time of processors that it has taken.
+    #[allow(dead_code)] // of the attacks only
+    pub(crate) fn cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // The second field is the name of the program, which may have spaces; utime and stime are the
+        // 14th and the 15th, in ticks of 10 ms.
+        let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
+        let ticks: u64 = fields.skip(11).take(2).map(|it| it.parse::<u64>().unwrap()).sum();
+        Duration::from_millis(10 * ticks)
+    }
+
     /// Number of threads.
     #[allow(dead_code)] // of the attacks only
     pub(crate) fn threads(&self) -> usize {
@@ -71,6 +83,15 @@ impl Process {
     #[allow(dead_code)] // of the attacks only
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Ends it as Kubernetes does.
+    #[allow(dead_code)] // of the churn only
+    pub(crate) fn stop(&mut self) {
+        let id = self.child.id().to_string();
+        let told = Command::new("kill").args(["-s", "TERM", &id]).status();
+        assert!(told.unwrap().success());
+        self.child.wait().unwrap();
     }
 
     #[allow(dead_code)] // of the tests of kills only

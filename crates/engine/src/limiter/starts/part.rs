@@ -203,7 +203,8 @@ impl Part {
     }
 
     pub(super) fn hold(&mut self, id: StartId, descriptor: u64, hold: Hold) -> bool {
-        self.leave_place(id);
+        let place = self.find(id).and_then(|start| start.place.take());
+        self.leave_place(place);
         if !self.has_room((hold.key, hold.is_of_slots())) {
             self.count(HoldCounter::NotKept, 1);
             return false;
@@ -215,7 +216,6 @@ impl Part {
     }
 
     pub(super) fn conclude(&mut self, id: StartId, now: Time) -> Option<(Held, End)> {
-        self.leave_place(id);
         let start = self.find(id)?;
         if let Phase::Ended(end) = start.phase {
             return self.remove(id).map(|start| (start.held, end));
@@ -537,7 +537,7 @@ impl Part {
         if starts.is_empty() {
             self.requests.remove(&id.request);
         }
-        self.leave(start.place);
+        self.leave_place(start.place);
         start.held.iter().for_each(|(_, hold)| self.note_let_go(hold));
         Some(start)
     }
@@ -569,13 +569,8 @@ impl Part {
         self.free_place(hold.key);
     }
 
-    /// Frees the place of a start that is about to hold something, or has its verdict.
-    fn leave_place(&mut self, id: StartId) {
-        let place = self.find(id).and_then(|start| start.place.take());
-        self.leave(place);
-    }
-
-    fn leave(&mut self, place: Option<Key>) {
+    /// Frees the place of a start that is about to hold something, or is removed.
+    fn leave_place(&mut self, place: Option<Key>) {
         if let Some(key) = place {
             self.places = self.places.saturating_sub(1);
             self.free_place(key);

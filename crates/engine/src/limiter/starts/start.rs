@@ -110,8 +110,8 @@ pub(super) struct Start {
     pub(super) is_aside: bool,
     /// A start of the same call under another id, which few have.
     pub(super) next: Option<Box<StartId>>,
-    /// The key of the first hold to come, for which a place in the table is taken, until the start holds
-    /// something or the verdict is made.
+    /// The key of the first hold to come, for which a place in the table is taken until then. A start
+    /// that holds nothing after its verdict is removed.
     pub(super) place: Option<Key>,
     /// The hashes of the descriptors that are to hold something, which their ends have too, until the
     /// verdict is made.

@@ -469,7 +469,6 @@ fn requests_without_answer_take_a_small_part_of_the_room() {
     assert!(kept <= PARTS * BLANK_MAX && kept > PARTS * BLANK_MAX * 9 / 10, "{kept}");
 }
 
-/// Descriptors that hold nothing take no memory once the verdict is made.
 #[test]
 fn starts_that_wait_leave_room_for_those_of_other_keys() {
     let starts = Starts::default();
@@ -480,6 +479,7 @@ fn starts_that_wait_leave_room_for_those_of_other_keys() {
     assert!(take(&starts, id(u64::MAX), of_another, NOW));
 }
 
+/// Descriptors that hold nothing take no memory once the verdict is made.
 #[test]
 fn a_start_keeps_only_the_descriptors_that_hold_something() {
     let starts = Starts::default();

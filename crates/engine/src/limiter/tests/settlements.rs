@@ -108,6 +108,38 @@ async fn a_settlement_stands_though_another_limit_of_its_request_denies() {
     assert_eq!(decide(&pod, &rig.rules, &look("a")).await, (true, 79));
 }
 
+/// Hits of `a` and `b`: of each descriptor itself, or of the call.
+fn hits_of_both(hits: u64, are_own: bool) -> Request<'static> {
+    let hits_addend = are_own.then_some(hits);
+    let of = |key| Descriptor { hits_addend, ..descriptor(key) };
+    Request { descriptors: smallvec![of("a"), of("b")], hits_addend: hits, ..charge("a", hits) }
+}
+
+/// Gateways tell what an answer has cost by one call with the hits of each of their limits.
+#[tokio::test(start_paused = true)]
+async fn a_call_of_costs_charges_each_limit_whole_though_one_denies() {
+    let of = |limit: u32| format!("unit: hour, requests_per_unit: {limit}, settle_own_hits: true");
+    let rig = Rig::new(&limits(&of(10), &of(100)));
+    let left = async |pod: &Limiter, key| decide(pod, &rig.rules, &look(key)).await.1;
+    let pod = rig.pod();
+    for (left_of_a, left_of_b, costs) in [(3, 93, 7), (0, 73, 20), (0, 23, 50), (0, 0, 100)] {
+        let fits = costs <= 7;
+        assert_eq!(passes(&pod, &rig, &hits_of_both(costs, true)).await, fits);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let seen = (left(&pod, "a").await, left(&pod, "b").await);
+        assert_eq!(seen, (left_of_a, left_of_b), "after {costs}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_one_limit_denies_charges_the_others_nothing() {
+    let of = |limit: u32| format!("unit: hour, requests_per_unit: {limit}, settle_own_hits: true");
+    let rig = Rig::new(&limits(&of(10), &of(100)));
+    let pod = rig.pod();
+    assert!(!passes(&pod, &rig, &hits_of_both(20, false)).await);
+    assert_eq!(decide(&pod, &rig.rules, &look("b")).await, (true, 100));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_settlement_waits_for_no_reply_and_is_counted_by_the_store_before_long() {
     let rig = settling("unit: hour, requests_per_unit: 100");

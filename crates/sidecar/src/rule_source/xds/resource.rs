@@ -20,7 +20,10 @@ const NAME_CHARS_MAX: usize = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResourceType {
     /// The rules of a domain, as Envoy's rate limit service takes them.
-    RateLimitConfig,
+    RateLimitConfig {
+        /// Whether calls whose descriptors have hits of their own charge these whole.
+        settles_own_hits: bool,
+    },
     /// A rule file of ours.
     Rules,
 }
@@ -49,7 +52,7 @@ pub type Resources = BTreeMap<String, Resource>;
 impl ResourceType {
     pub const fn url(self) -> &'static str {
         match self {
-            Self::RateLimitConfig => CONFIG_TYPE,
+            Self::RateLimitConfig { .. } => CONFIG_TYPE,
             Self::Rules => RULES_TYPE,
         }
     }
@@ -57,7 +60,7 @@ impl ResourceType {
     /// What the name of a source begins with.
     pub const fn prefix(self) -> &'static str {
         match self {
-            Self::RateLimitConfig => "xds:",
+            Self::RateLimitConfig { .. } => "xds:",
             Self::Rules => "xds-yaml:",
         }
     }
@@ -75,7 +78,9 @@ impl ResourceType {
             return Err(Unread { why, lacks_memory: false });
         }
         let (name, domain, text) = match self {
-            Self::RateLimitConfig => translated(&resource.value, memory)?,
+            Self::RateLimitConfig { settles_own_hits } => {
+                translated(&resource.value, settles_own_hits, memory)?
+            }
             Self::Rules => {
                 let rules = RulesResource::decode(resource.value.clone()).map_err(unreadable)?;
                 let text = std::str::from_utf8(&rules.yaml).map_err(unreadable)?;
@@ -101,12 +106,16 @@ impl ResourceType {
 
 /// The name, the domain and the text of a resource of Envoy's type. It takes `memory` at most: half
 /// of it for the message, and half for its text, which doubles while it is written.
-fn translated(message: &[u8], memory: usize) -> Result<(String, String, Bytes), Unread> {
+fn translated(
+    message: &[u8],
+    settles_own_hits: bool,
+    memory: usize,
+) -> Result<(String, String, Bytes), Unread> {
     let config = config::decode(message, memory / 2).map_err(|error| {
         let lacks_memory = matches!(error, Undecoded::TooLarge(max) if max == memory / 2);
         Unread { lacks_memory, ..unreadable(error) }
     })?;
-    let text = config::text_of(&config, memory / 4).ok_or_else(|| {
+    let text = config::text_of(&config, settles_own_hits, memory / 4).ok_or_else(|| {
         let lacks_memory = memory / 4 < TEXT_BYTES_MAX;
         let max = if lacks_memory { memory } else { TEXT_BYTES_MAX };
         Unread { lacks_memory, ..unreadable(Undecoded::TooLarge(max)) }

@@ -16,7 +16,7 @@ use crate::rule_source::xds::wire::{Any, RulesResource};
 
 mod answers;
 
-const CONFIG: ResourceType = ResourceType::RateLimitConfig;
+const CONFIG: ResourceType = ResourceType::RateLimitConfig { settles_own_hits: true };
 const RULES: ResourceType = ResourceType::Rules;
 
 /// Sequences of the property, and steps of each.
@@ -98,7 +98,7 @@ fn resource(of: ResourceType, domain: &str, limit: Option<u32>) -> Any {
     let unit = if limit.is_some() { RateLimitUnit::Year } else { RateLimitUnit::Unknown };
     let requests_per_unit = limit.unwrap_or_default();
     let value = match of {
-        ResourceType::RateLimitConfig => {
+        ResourceType::RateLimitConfig { .. } => {
             let policy =
                 RateLimitPolicy { unit: unit.into(), requests_per_unit, ..Default::default() };
             let descriptor = RateLimitDescriptor {

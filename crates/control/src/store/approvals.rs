@@ -1,0 +1,197 @@
+//! Approvals: domains whose drafts are published only after others than their authors have agreed.
+//!
+//! An approval is of a draft as it was at one change, which has a number: with the next change of
+//! the draft it counts no more.
+
+use serde::Serialize;
+use sqlx::Row;
+use sqlx::any::AnyRow;
+use utoipa::ToSchema;
+
+use super::write::{Cell, Writer, bound};
+use super::{PublishedText, Store, StoreError, StoreResult, Write, as_time};
+
+/// Maximum number of approvals that a domain may ask for.
+pub const APPROVALS_MAX: i64 = 5;
+
+/// An approval.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = ApprovalView)]
+pub struct ApprovalRow {
+    /// The id of the person or token.
+    #[serde(skip)]
+    pub approver: String,
+    /// Who approved.
+    pub author: String,
+    /// When.
+    #[serde(serialize_with = "as_time")]
+    #[schema(value_type = String, format = DateTime)]
+    pub at: i64,
+}
+
+/// The approvals of a draft.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DraftApprovals {
+    /// How many the domain asks for.
+    pub needed: i64,
+    /// The number of the last change of the draft.
+    pub changed: i64,
+    /// The object of Kubernetes that defines the domain; empty if the database does.
+    pub owner: String,
+    /// Who changed the draft since it was published, as history shows them.
+    pub authors: Vec<String>,
+    /// The approvals of this draft, the oldest first.
+    pub given: Vec<ApprovalRow>,
+}
+
+/// The row of the domain.
+const HEAD: &str = "SELECT approvals, changed, owner FROM domains WHERE name = $1";
+
+/// The authors of a draft, whose changes came after the publication.
+const AUTHORS: &str = "SELECT a.author FROM draft_authors a JOIN domains d ON d.name = a.domain \
+                       WHERE a.domain = $1 AND a.number > d.published ORDER BY a.number, a.author";
+
+/// The approvals of a draft as it was at one change.
+const GIVEN: &str = "SELECT approver, author, at FROM approvals \
+                     WHERE domain = $1 AND changed = $2 ORDER BY at, approver";
+
+// === impl Store ===
+
+impl Store {
+    /// The approvals of the draft of a domain; `None` if there is no such domain.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn approvals(&self, domain: &str) -> StoreResult<Option<DraftApprovals>> {
+        let query = bound(HEAD, vec![Cell::Text(domain.to_owned())]);
+        let Some(row) = query.fetch_optional(&self.pool).await? else { return Ok(None) };
+        let mut found = DraftApprovals::read(&row)?;
+        let query = bound(AUTHORS, vec![Cell::Text(domain.to_owned())]);
+        found.authors = authors(&query.fetch_all(&self.pool).await?)?;
+        let cells = vec![Cell::Text(domain.to_owned()), Cell::Int(found.changed)];
+        found.given = given(&bound(GIVEN, cells).fetch_all(&self.pool).await?)?;
+        Ok(Some(found))
+    }
+}
+
+// === impl Write ===
+
+impl Write {
+    /// Notes that this write changes the draft of a domain.
+    pub async fn note_draft_author(&mut self, domain: &str) -> StoreResult<()> {
+        let sql = "INSERT INTO draft_authors (domain, author, number) VALUES ($1, $2, $3) \
+                   ON CONFLICT (domain, author) DO UPDATE SET number = excluded.number";
+        let query = sqlx::query(sql).bind(domain.to_owned()).bind(self.author.name.clone());
+        query.bind(self.number()).execute(&mut *self.tx).await?;
+        Ok(())
+    }
+
+    /// The approvals of the draft of a domain; `None` if there is no such domain.
+    pub async fn approvals(&mut self, domain: &str) -> StoreResult<Option<DraftApprovals>> {
+        let query = bound(HEAD, vec![Cell::Text(domain.to_owned())]);
+        let Some(row) = query.fetch_optional(&mut *self.tx).await? else { return Ok(None) };
+        let mut found = DraftApprovals::read(&row)?;
+        let query = bound(AUTHORS, vec![Cell::Text(domain.to_owned())]);
+        found.authors = authors(&query.fetch_all(&mut *self.tx).await?)?;
+        let cells = vec![Cell::Text(domain.to_owned()), Cell::Int(found.changed)];
+        found.given = given(&bound(GIVEN, cells).fetch_all(&mut *self.tx).await?)?;
+        Ok(Some(found))
+    }
+
+    /// Who had the API make the token of this id; `None` if there is no such token, or the command
+    /// line made it.
+    pub async fn maker(&mut self, id: &str) -> StoreResult<Option<String>> {
+        let query = sqlx::query_as("SELECT made_by FROM tokens WHERE id = $1").bind(id.to_owned());
+        let row: Option<(String,)> = query.fetch_optional(&mut *self.tx).await?;
+        Ok(row.map(|(maker,)| maker).filter(|it| !it.is_empty()))
+    }
+
+    /// Has drafts of a domain need so many approvals. Makes the domain if there is none.
+    pub async fn set_approvals(&mut self, domain: &str, needed: i64) -> StoreResult<()> {
+        let sql = "INSERT INTO domains (name, defaults, changed, published, sized, approvals) \
+                   VALUES ($1, '{}', 0, 0, 0, $2) \
+                   ON CONFLICT (name) DO UPDATE SET approvals = excluded.approvals";
+        let query = sqlx::query(sql).bind(domain.to_owned()).bind(needed);
+        query.execute(&mut *self.tx).await?;
+        self.noted.domains.insert(domain.to_owned());
+        self.note_kept(domain.len());
+        Ok(())
+    }
+
+    /// Approves the draft of a domain as it is at the change of this number.
+    pub async fn approve(&mut self, domain: &str, approver: &str, changed: i64) -> StoreResult<()> {
+        let sql = "INSERT INTO approvals (domain, approver, author, changed, at) \
+                   VALUES ($1, $2, $3, $4, $5) ON CONFLICT (domain, approver) DO UPDATE SET \
+                   author = excluded.author, changed = excluded.changed, at = excluded.at";
+        let query = sqlx::query(sql).bind(domain.to_owned()).bind(approver.to_owned());
+        let query = query.bind(self.author.name.clone()).bind(changed).bind(self.at);
+        query.execute(&mut *self.tx).await?;
+        self.noted.domains.insert(domain.to_owned());
+        Ok(())
+    }
+
+    /// Refuses to publish the text of a draft that lacks approvals, unless an administrator has
+    /// this write do without, which the audit log then has. A text that the domain had before the
+    /// present one needs none if this is a roll back: one person may undo the last change alone.
+    ///
+    /// # Errors
+    /// [`StoreError::NotApproved`] if it lacks approvals.
+    pub async fn need_approvals(
+        &mut self,
+        text: &PublishedText,
+        is_roll_back: bool,
+    ) -> StoreResult<()> {
+        let domain = &text.domain;
+        let sql = "SELECT approvals, hash FROM domains WHERE name = $1";
+        let query = sqlx::query_as(sql).bind(domain.clone()).fetch_optional(&mut *self.tx);
+        let (needed, present): (i64, Option<String>) = query.await?.unwrap_or_default();
+        let hash = text.hash();
+        if needed == 0 || hash == present {
+            return Ok(());
+        }
+        if is_roll_back && self.former_text(domain).await? == hash {
+            return Ok(());
+        }
+        let query = bound(GIVEN, vec![Cell::Text(domain.clone()), Cell::Int(text.changed)]);
+        let given = query.fetch_all(&mut *self.tx).await?.len();
+        let given = i64::try_from(given).unwrap_or(i64::MAX);
+        if given >= needed && self.writer != Writer::Objects {
+            return Ok(());
+        }
+        if !self.skips_approvals {
+            return Err(StoreError::NotApproved { domain: domain.clone(), needed, given });
+        }
+        self.noted.domains.insert(domain.clone());
+        self.note_action("approval.skip", &format!("{domain}: {given} of {needed}")).await
+    }
+
+    /// The hash of the text that a domain had before the present one; `None` if it had none.
+    async fn former_text(&mut self, domain: &str) -> StoreResult<Option<String>> {
+        let sql = "SELECT hash FROM version_domains WHERE domain = $1 \
+                   ORDER BY version DESC LIMIT 1 OFFSET 1";
+        let query = sqlx::query_as(sql).bind(domain.to_owned());
+        let row: Option<(Option<String>,)> = query.fetch_optional(&mut *self.tx).await?;
+        Ok(row.and_then(|(hash,)| hash))
+    }
+}
+
+// === impl DraftApprovals ===
+
+impl DraftApprovals {
+    fn read(row: &AnyRow) -> StoreResult<Self> {
+        let (needed, changed) = (row.try_get(0)?, row.try_get(1)?);
+        Ok(Self { needed, changed, owner: row.try_get(2)?, ..Self::default() })
+    }
+}
+
+fn authors(rows: &[AnyRow]) -> StoreResult<Vec<String>> {
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+}
+
+fn given(rows: &[AnyRow]) -> StoreResult<Vec<ApprovalRow>> {
+    let read = |row: &AnyRow| {
+        let (approver, author, at) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        Ok(ApprovalRow { approver, author, at })
+    };
+    rows.iter().map(read).collect()
+}

@@ -1,0 +1,236 @@
+//! Change sets: changes of rules that their author keeps beside the shared draft until they are
+//! submitted to it.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use sqlx::any::AnyRow;
+use sqlx::{Any, Executor, Row};
+use utoipa::ToSchema;
+
+use super::write::{Cell, bound};
+use super::{Store, StoreError, StoreResult, Write, as_time};
+use crate::document::{Entry, RuleId};
+
+/// Maximum number of change sets of one author.
+const SETS_MAX: i64 = 20;
+
+/// Maximum number of change sets of all authors.
+const ALL_SETS_MAX: i64 = 2000;
+
+/// Maximum number of rules that a set changes.
+const RULES_MAX: i64 = 200;
+
+/// Maximum bytes of their entries and settings.
+const BYTES_MAX: i64 = 1 << 20;
+
+/// A change set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = ChangeSetView)]
+pub struct ChangeSet {
+    /// The id.
+    pub id: String,
+    /// The name that its author gives it.
+    pub name: String,
+    /// The token that made it.
+    pub author: String,
+    /// When.
+    #[serde(serialize_with = "as_time")]
+    #[schema(value_type = String, format = DateTime)]
+    pub created_at: i64,
+    /// The domains whose rules it changes.
+    pub domains: Vec<String>,
+    /// Number of rules that it changes.
+    pub rules: i64,
+}
+
+/// A change of one rule.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[schema(as = SetChangeView)]
+pub struct SetChange {
+    /// The rule.
+    pub rule: RuleId,
+    /// The domain.
+    pub domain: String,
+    /// The entries of the rule.
+    pub entries: Vec<Entry>,
+    /// The base: the settings in the shared draft when the change was made; null if there was no such
+    /// rule.
+    #[schema(value_type = Option<Object>)]
+    pub before: Option<Map<String, Value>>,
+    /// The settings that it is to have; null to remove it.
+    #[schema(value_type = Option<Object>)]
+    pub after: Option<Map<String, Value>>,
+}
+
+// === impl Store ===
+
+impl Store {
+    /// All change sets, the latest first.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn change_sets(&self) -> StoreResult<Vec<ChangeSet>> {
+        change_sets(&self.pool, "", Vec::new()).await
+    }
+
+    /// The change set of this id.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn change_set(&self, id: &str) -> StoreResult<Option<ChangeSet>> {
+        let cells = vec![Cell::Text(id.to_owned())];
+        Ok(change_sets(&self.pool, "WHERE s.id = $1", cells).await?.pop())
+    }
+
+    /// The changes of a set, by domain and entries.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn set_changes(&self, id: &str) -> StoreResult<Vec<SetChange>> {
+        set_changes(&self.pool, id).await
+    }
+}
+
+async fn change_sets<'e>(
+    executor: impl Executor<'e, Database = Any>,
+    condition: &str,
+    cells: Vec<Cell>,
+) -> StoreResult<Vec<ChangeSet>> {
+    let sql = format!(
+        "SELECT s.id, s.name, s.author, s.created_at, c.domain, COUNT(c.rule) AS rules \
+         FROM change_sets s LEFT JOIN change_set_rules c ON c.change_set = s.id {condition} \
+         GROUP BY s.id, s.name, s.author, s.created_at, c.domain \
+         ORDER BY s.created_at DESC, s.id, c.domain"
+    );
+    let mut sets: Vec<ChangeSet> = Vec::new();
+    for row in bound(&sql, cells).fetch_all(executor).await? {
+        let id: String = row.try_get(0)?;
+        if sets.last().is_none_or(|it| it.id != id) {
+            let (name, author) = (row.try_get(1)?, row.try_get(2)?);
+            let created_at = row.try_get(3)?;
+            sets.push(ChangeSet { id, name, author, created_at, domains: vec![], rules: 0 });
+        }
+        let domain: Option<String> = row.try_get(4)?;
+        if let (Some(set), Some(domain)) = (sets.last_mut(), domain) {
+            set.domains.push(domain);
+            set.rules += row.try_get::<i64, _>(5)?;
+        }
+    }
+    Ok(sets)
+}
+
+async fn set_changes<'e>(
+    executor: impl Executor<'e, Database = Any>,
+    id: &str,
+) -> StoreResult<Vec<SetChange>> {
+    let sql = "SELECT rule, domain, entries, before, after FROM change_set_rules \
+               WHERE change_set = $1 ORDER BY domain, entries";
+    let rows = bound(sql, vec![Cell::Text(id.to_owned())]).fetch_all(executor).await?;
+    rows.iter().map(SetChange::read).collect()
+}
+
+// === impl SetChange ===
+
+impl SetChange {
+    fn read(row: &AnyRow) -> StoreResult<Self> {
+        let settings = |text: Option<String>| text.map(|it| serde_json::from_str(&it)).transpose();
+        let entries: String = row.try_get(2)?;
+        Ok(Self {
+            rule: RuleId::from(row.try_get::<String, _>(0)?),
+            domain: row.try_get(1)?,
+            entries: serde_json::from_str(&entries)?,
+            before: settings(row.try_get(3)?)?,
+            after: settings(row.try_get(4)?)?,
+        })
+    }
+}
+
+// === impl Write ===
+
+impl Write {
+    /// The change set of this id.
+    pub async fn change_set(&mut self, id: &str) -> StoreResult<Option<ChangeSet>> {
+        let cells = vec![Cell::Text(id.to_owned())];
+        Ok(change_sets(&mut *self.tx, "WHERE s.id = $1", cells).await?.pop())
+    }
+
+    /// The changes of a set, by domain and entries.
+    pub async fn set_changes(&mut self, id: &str) -> StoreResult<Vec<SetChange>> {
+        set_changes(&mut *self.tx, id).await
+    }
+
+    /// Adds an empty change set of the author of this write.
+    ///
+    /// # Errors
+    /// [`StoreError::TooMany`] if the author has as many as one may have, or all together.
+    pub async fn add_change_set(&mut self, id: &str, name: &str) -> StoreResult<ChangeSet> {
+        let sql = "SELECT COUNT(*), COUNT(CASE WHEN author = $1 THEN 1 END) FROM change_sets";
+        let query = sqlx::query_as(sql).bind(self.author.name.clone());
+        let (all, own): (i64, i64) = query.fetch_one(&mut *self.tx).await?;
+        if own >= SETS_MAX || all >= ALL_SETS_MAX {
+            return Err(StoreError::TooMany(format!(
+                "there are {own} change sets of this author and {all} of all; expected at most \
+                 {SETS_MAX} and {ALL_SETS_MAX}. Submit or remove some"
+            )));
+        }
+        let row = vec![
+            Cell::Text(id.to_owned()),
+            Cell::Text(name.to_owned()),
+            Cell::Text(self.author.name.clone()),
+            Cell::Int(self.at),
+        ];
+        self.keep("change_sets (id, name, author, created_at)", vec![row]).await?;
+        let (id, name) = (id.to_owned(), name.to_owned());
+        let (author, created_at) = (self.author.name.clone(), self.at);
+        Ok(ChangeSet { id, name, author, created_at, domains: vec![], rules: 0 })
+    }
+
+    /// Puts a change into a set, in place of the one that it has of this rule.
+    ///
+    /// # Errors
+    /// [`StoreError::TooMany`] if the set would be too large.
+    pub async fn put_set_change(&mut self, set: &str, change: &SetChange) -> StoreResult<()> {
+        self.remove_set_change(set, change.rule.as_str()).await?;
+        let settings = |it: &Option<Map<_, _>>| it.as_ref().map(|it| json!(it).to_string());
+        let row = vec![
+            Cell::Text(set.to_owned()),
+            Cell::Text(change.rule.to_string()),
+            Cell::Text(change.domain.clone()),
+            Cell::Text(Entry::list_to_text(&change.entries)),
+            Cell::Nullable(settings(&change.before)),
+            Cell::Nullable(settings(&change.after)),
+        ];
+        let into = "change_set_rules (change_set, rule, domain, entries, before, after)";
+        self.keep(into, vec![row]).await?;
+        let sql = "SELECT COUNT(*), CAST(COALESCE(SUM(OCTET_LENGTH(entries) \
+                   + COALESCE(OCTET_LENGTH(before), 0) + COALESCE(OCTET_LENGTH(after), 0)), 0) \
+                   AS BIGINT) FROM change_set_rules WHERE change_set = $1";
+        let query = sqlx::query_as(sql).bind(set.to_owned());
+        let (rules, bytes): (i64, i64) = query.fetch_one(&mut *self.tx).await?;
+        if rules <= RULES_MAX && bytes <= BYTES_MAX {
+            return Ok(());
+        }
+        Err(StoreError::TooMany(format!(
+            "the change set would have {rules} rules and {bytes} bytes; expected at most \
+             {RULES_MAX} and {BYTES_MAX}. Submit it first, or import a rule file"
+        )))
+    }
+
+    /// Takes the change of a rule out of a set. Returns whether it had one.
+    pub async fn remove_set_change(&mut self, set: &str, rule: &str) -> StoreResult<bool> {
+        let sql = "DELETE FROM change_set_rules WHERE change_set = $1 AND rule = $2";
+        let query = sqlx::query(sql).bind(set.to_owned()).bind(rule.to_owned());
+        Ok(query.execute(&mut *self.tx).await?.rows_affected() > 0)
+    }
+
+    /// Removes a change set.
+    pub async fn remove_change_set(&mut self, id: &str) -> StoreResult<()> {
+        for sql in [
+            "DELETE FROM change_set_rules WHERE change_set = $1",
+            "DELETE FROM change_sets WHERE id = $1",
+        ] {
+            sqlx::query(sql).bind(id.to_owned()).execute(&mut *self.tx).await?;
+        }
+        Ok(())
+    }
+}
