@@ -84,29 +84,30 @@ fn exceeding(bound: &Bound, rollout: &Rollout, hits: &StepHits) -> Option<String
 }
 
 /// Why the chosen pods show too little of a rollout for its next step, in words; `None` if they show
-/// enough. Without a bound one chosen pod is enough: a person looks at the hits then.
+/// enough. Without a bound a person looks at the hits, however few there are.
 fn inconclusive(rollout: &Rollout, rows: &[PodRow], hits: &StepHits, now: i64) -> Option<String> {
     if !has_chosen(rollout, rows) {
         return Some("no chosen pod is connected".to_owned());
     }
-    let bound = rollout.bound?;
-    let hits_min = u64::try_from(bound.hits_min).unwrap_or_default();
+    few(rollout, hits, now).or_else(|| {
+        let is_left_out = |it: &HitCount| {
+            let share = share(it.left_out, it.hits.saturating_add(it.left_out))?;
+            (share > LEFT_OUT_MAX).then(|| percent(share))
+        };
+        let named = named(rollout, hits, is_left_out)?;
+        Some(format!("too many requests were left out of the comparison: {named}"))
+    })
+}
+
+/// Why there are too few hits to compare with the bound, in words; `None` if there are enough, or if
+/// there is no bound.
+fn few(rollout: &Rollout, hits: &StepHits, now: i64) -> Option<String> {
+    let hits_min = u64::try_from(rollout.bound?.hits_min).unwrap_or_default();
     let is_few = |it: &HitCount| (it.hits < hits_min).then(|| it.hits.to_string());
-    let is_left_out = |it: &HitCount| {
-        let share = share(it.left_out, it.hits.saturating_add(it.left_out))?;
-        (share > LEFT_OUT_MAX).then(|| percent(share))
-    };
-    window_not_turned(rollout, now)
-        .or_else(|| {
-            let named = named(rollout, hits, is_few)?;
-            Some(format!(
-                "the chosen pods had fewer than the {hits_min} hits of the bound: {named}"
-            ))
-        })
-        .or_else(|| {
-            let named = named(rollout, hits, is_left_out)?;
-            Some(format!("too many requests were left out of the comparison: {named}"))
-        })
+    window_not_turned(rollout, now).or_else(|| {
+        let named = named(rollout, hits, is_few)?;
+        Some(format!("the chosen pods had fewer than the {hits_min} hits of the bound: {named}"))
+    })
 }
 
 /// The domains of a rollout of whose hits on the chosen pods `what` says something, with that; `None`
@@ -220,9 +221,10 @@ mod tests {
     #[test]
     fn a_comparison_that_leaves_out_many_requests_is_inconclusive() {
         let chosen = [row("a", &[7])];
-        let of = |left_out| {
-            kind(&rollout(Stage::Shadow, 100), &chosen, &counted(950, 0, 0, left_out), 60)
-        };
-        assert_eq!((of(50), of(51)), ("open", "inconclusive"));
+        let bound = rollout(Stage::Shadow, 100);
+        for it in [Rollout { bound: None, ..bound.clone() }, bound] {
+            let of = |left_out| kind(&it, &chosen, &counted(950, 0, 0, left_out), 60);
+            assert_eq!((of(50), of(51)), ("open", "inconclusive"));
+        }
     }
 }

@@ -737,9 +737,8 @@ impl Follower {
         let (others, refused) =
             due.split_at(due.partition_point(|it| self.waits.of(&it.namespace) == 0));
         let is_rolled_out = |it: &Change| self.object_of(it).is_some_and(|it| it.rollout.is_some());
-        let parts = [refused, others].map(|part| -> (Vec<_>, Vec<_>) {
-            part.iter().cloned().partition(is_rolled_out)
-        });
+        let parts = [refused, others]
+            .map(|part| -> (Vec<_>, Vec<_>) { part.iter().cloned().partition(is_rolled_out) });
         let mut batches = Vec::new();
         for (gradual, at_once) in &parts {
             // Each rollout is of one object; the others come first.

@@ -164,8 +164,7 @@ pub async fn begin(
     for _ in 0..ATTEMPTS_MAX {
         let before = published(app, &after).await?;
         let drafts = Arc::clone(&after);
-        let candidates =
-            heavy(move |_| Candidates::of(before.first()?, drafts.first()?)).await?;
+        let candidates = heavy(move |_| Candidates::of(before.first()?, drafts.first()?)).await?;
         let Some(candidates) = candidates else { return Ok(None) };
         let window = longest_window(&candidates.shadow);
         let mut texts = rollout_texts(app, vec![candidates], vec![text.clone()]).await?;

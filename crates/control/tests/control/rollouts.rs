@@ -1,10 +1,13 @@
 //! Gradual change: what chosen pods get, and what is refused meanwhile.
 
+use std::time::Duration;
+
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse;
 use envoy_types::pb::google::protobuf::{Struct, Value as Field, value::Kind};
 use prost::Message;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::pods::{Pod, RULES, Rules, node, pods};
 use super::support::{Call, Place, Server, places, rule, wait_for};
@@ -68,6 +71,20 @@ pub(crate) async fn prepare(server: &Server) {
     let change = Call::new("PUT", &path).header("if-match", &tag).json(&limit);
     let changed = server.send(change).await;
     assert_eq!(changed.status, 200, "{changed:?}");
+}
+
+/// The steps of a rollout that has ended, its version, and the lines of the audit log are there.
+async fn all_of_it_is_told(server: &Server) {
+    let shown = server.json("/v1/rollouts/1").await;
+    let stages: Vec<_> = shown["steps"].as_array().unwrap().iter().map(|it| &it["stage"]).collect();
+    assert_eq!(stages, ["shadow", "enforced", "all"], "{shown}");
+    assert_eq!(shown["steps"][0]["reason"], "tighter", "{shown}");
+    let versions = server.json("/v1/versions").await;
+    assert_eq!(versions["versions"][0]["rollout"], 1, "{versions}");
+    let log = server.json("/v1/audit").await.to_string();
+    for action in ["rollout.shadow", "rollout.enforced", "rollout.all"] {
+        assert!(log.contains(action), "{log}");
+    }
 }
 
 #[tokio::test]
@@ -134,17 +151,7 @@ async fn chosen_pods_count_then_enforce_and_then_all_do() {
         assert!(!shop_of(&set).contains("later"), "{}", shop_of(&set));
         chosen.gets_nothing().await;
         assert_eq!(server.post(path, &json!({"stage": "enforced"})).await.status, 409);
-        let shown = server.json("/v1/rollouts/1").await;
-        let stages: Vec<_> =
-            shown["steps"].as_array().unwrap().iter().map(|it| &it["stage"]).collect();
-        assert_eq!(stages, ["shadow", "enforced", "all"], "{shown}");
-        assert_eq!(shown["steps"][0]["reason"], "tighter", "{shown}");
-        let versions = server.json("/v1/versions").await;
-        assert_eq!(versions["versions"][0]["rollout"], 1, "{versions}");
-        let log = server.json("/v1/audit").await.to_string();
-        for action in ["rollout.shadow", "rollout.enforced", "rollout.all"] {
-            assert!(log.contains(action), "{log}");
-        }
+        all_of_it_is_told(&server).await;
         let version = server.publish().await;
         assert_eq!(version, 6, "the later change");
         server.stop().await;
@@ -562,21 +569,21 @@ async fn steps_with_a_wait_are_taken_once_the_chosen_pods_have_shown_enough() {
     assert!(found["warnings"].to_string().contains("no chosen pod is connected"), "{found}");
     // Once a pod is there it is chosen, and the rest goes by itself.
     let (mut pod, _) = running(&server, "one", "a").await;
-    let done = async || {
+    let mut done = async || {
         while let Some(set) = pod.next_soon().await {
             pod.accept(&set).await;
         }
         let found = server.json("/v1/rollouts/1").await;
         (found["stage"] == "all").then_some(found)
     };
-    let mut done = done;
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    let found = loop {
-        if let Some(found) = done().await {
-            break found;
+    let found = timeout(Duration::from_secs(60), async {
+        loop {
+            if let Some(found) = done().await {
+                return found;
+            }
         }
-        assert!(std::time::Instant::now() < end, "{}", server.json("/v1/rollouts/1").await);
-    };
+    });
+    let found = found.await.expect("the rollout ends by itself");
     let steps = found["steps"].as_array().unwrap();
     let numbers: Vec<_> = steps.iter().map(|it| it["step"].as_i64()).collect();
     assert_eq!(numbers.last(), Some(&None), "{found}");
