@@ -1,19 +1,22 @@
 //! Whether the chosen pods of a rollout have shown enough for its next step.
 //!
-//! A step without evidence is inconclusive: it is neither refused for what was denied nor taken. What
-//! is counted in the stage `shadow` begins with empty counts, so that it tells nothing before the
-//! longest window of the changed limits has turned once.
+//! A step without evidence is inconclusive: it is neither refused for denied hits nor taken. The
+//! stage `shadow` begins with empty counts, so that it tells nothing before the longest window of
+//! the changed limits has turned once.
 
-use crate::store::{Bound, CountKey, HitCount, PodRow, Rollout, Stage, StepHits, percent, share};
+use crate::store::{
+    Bound, CountKey, HitCount, PodRow, Rollout, RolloutStep, Stage, StepHits, percent, share,
+};
 
 /// Domains that a reason names.
 const NAMED_MAX: usize = 5;
 
-/// The largest share of requests that may be left out of the comparison with the draft: it is how far
-/// what the draft would deny may be from what is counted.
+/// The largest share of requests that may be left out of the comparison with the draft, and of pods
+/// that may be. If each of
+/// these would be denied, or none, the counted share is wrong by as much.
 const LEFT_OUT_MAX: f64 = 0.05;
 
-/// What the chosen pods show.
+/// The evidence of the chosen pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Gate {
     /// The next step may be taken.
@@ -27,8 +30,8 @@ pub enum Gate {
 // === impl Gate ===
 
 impl Gate {
-    /// What these pods, and the hits of the step that the rollout is at, show at the time `now`, in
-    /// milliseconds since the Unix epoch. `rows` has all pods that are connected.
+    /// Judges the hits of the rollout's present step at the time `now`, in milliseconds since the
+    /// Unix epoch. `rows` has the connected pods that serve its domains.
     pub fn of(rollout: &Rollout, rows: &[PodRow], hits: &StepHits, now: i64) -> Self {
         if let Some(why) = rollout.bound.and_then(|bound| exceeding(&bound, rollout, hits)) {
             return Self::Exceeded(why);
@@ -56,7 +59,8 @@ pub fn shadow_tells_at(rollout: &Rollout) -> i64 {
     began.saturating_add(rollout.longest_window.saturating_mul(1000))
 }
 
-/// What the reader of a rollout without a bound has to know of the counts of its stage `shadow`.
+/// Warns that the longest window has not turned since the counts of the stage `shadow` began;
+/// `None` if it has.
 pub fn window_not_turned(rollout: &Rollout, now: i64) -> Option<String> {
     let left = shadow_tells_at(rollout) - now;
     (rollout.last().stage == Stage::Shadow && left > 0).then(|| {
@@ -69,12 +73,12 @@ pub fn window_not_turned(rollout: &Rollout, now: i64) -> Option<String> {
     })
 }
 
-/// Which domains deny more on the chosen pods than the bound allows, or would deny more once these
-/// enforce the rules, in words; `None` if there are none.
+/// Names the domains that deny more on the chosen pods than the bound allows, or would deny more
+/// once these enforce the rules; `None` if there are none.
 fn exceeding(bound: &Bound, rollout: &Rollout, hits: &StepHits) -> Option<String> {
     let share = bound.denied_share;
     let (domains, verb) = match rollout.last().stage {
-        // Both count what the limit in force and the one in its place deny.
+        // A hit may be denied by the limit in force and by the one that replaces it.
         Stage::Shadow => {
             (bound.exceeded(&hits.weighed, |it| it.denied.max(it.shadow))?, "would deny")
         }
@@ -89,7 +93,7 @@ fn inconclusive(rollout: &Rollout, rows: &[PodRow], hits: &StepHits, now: i64) -
     if !has_chosen(rollout, rows) {
         return Some("no chosen pod is connected".to_owned());
     }
-    few(rollout, hits, now).or_else(|| {
+    few(rollout, rows, hits, now).or_else(|| {
         let is_left_out = |it: &HitCount| {
             let share = share(it.left_out, it.hits.saturating_add(it.left_out))?;
             (share > LEFT_OUT_MAX).then(|| percent(share))
@@ -101,12 +105,28 @@ fn inconclusive(rollout: &Rollout, rows: &[PodRow], hits: &StepHits, now: i64) -
 
 /// Why there are too few hits to compare with the bound, in words; `None` if there are enough, or if
 /// there is no bound.
-fn few(rollout: &Rollout, hits: &StepHits, now: i64) -> Option<String> {
+fn few(rollout: &Rollout, rows: &[PodRow], hits: &StepHits, now: i64) -> Option<String> {
     let hits_min = u64::try_from(rollout.bound?.hits_min).unwrap_or_default();
     let is_few = |it: &HitCount| (it.hits < hits_min).then(|| it.hits.to_string());
-    window_not_turned(rollout, now).or_else(|| {
+    window_not_turned(rollout, now).or_else(|| uncounted(rollout, rows)).or_else(|| {
         let named = named(rollout, hits, is_few)?;
         Some(format!("the chosen pods had fewer than the {hits_min} hits of the bound: {named}"))
+    })
+}
+
+/// Says how many pods count nothing for the stage `shadow`, which takes the limits of the draft for
+/// wider than they are then; `None` if there are few.
+fn uncounted(rollout: &Rollout, rows: &[PodRow]) -> Option<String> {
+    let RolloutStep { stage, version, .. } = *rollout.last();
+    let is_silent = |row: &&PodRow| !row.reports || row.accepted < version;
+    let silent = rows.iter().filter(is_silent).count();
+    let share = share(u64::try_from(silent).ok()?, u64::try_from(rows.len()).ok()?)?;
+    (stage == Stage::Shadow && share > LEFT_OUT_MAX).then(|| {
+        format!(
+            "{silent} of {} pods count nothing for the draft: they report no hits, or do not run \
+             the version {version}",
+            rows.len()
+        )
     })
 }
 
@@ -137,12 +157,13 @@ fn named(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Choice, RolloutDomain, RolloutStep, plan_of_one_stage};
+    use crate::store::{Choice, RolloutDomain, plan_of_one_stage};
 
     const BEGAN: i64 = 1_000_000;
 
     fn row(node: &str, chosen_by: &[i64]) -> PodRow {
-        PodRow { node: node.to_owned(), chosen_by: chosen_by.to_vec(), ..PodRow::default() }
+        let (node, chosen_by) = (node.to_owned(), chosen_by.to_vec());
+        PodRow { node, chosen_by, reports: true, accepted: 9, ..PodRow::default() }
     }
 
     /// A rollout at a stage, of the domain `shop` with a limit a minute.
@@ -216,6 +237,18 @@ mod tests {
         let of = |stage, seconds| kind(&rollout(stage, 100), &chosen, &hits, seconds);
         assert_eq!((of(Stage::Shadow, 59), of(Stage::Shadow, 60)), ("inconclusive", "open"));
         assert_eq!(of(Stage::Enforced, 0), "open", "what is denied is denied");
+    }
+
+    #[test]
+    fn a_shadow_that_lacks_the_counts_of_many_pods_is_inconclusive() {
+        let mut rows: Vec<_> = (0..20).map(|at| row("a", &[7][..usize::from(at < 2)])).collect();
+        let of =
+            |stage, rows: &[PodRow]| kind(&rollout(stage, 100), rows, &counted(900, 0, 0, 0), 60);
+        rows[19].reports = false;
+        assert_eq!(of(Stage::Shadow, &rows), "open", "a twentieth");
+        rows[18].accepted = 8;
+        assert_eq!(of(Stage::Shadow, &rows), "inconclusive");
+        assert_eq!(of(Stage::Enforced, &rows), "open");
     }
 
     #[test]

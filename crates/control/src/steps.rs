@@ -1,5 +1,5 @@
-//! Steps that rollouts take without being asked: the next one of the plan, other pods where those that
-//! were chosen have gone, and the end of one that nobody steps.
+//! Steps that rollouts take without a call: the next step of the plan, another choice of pods where
+//! chosen ones have gone, and the end after the limit of time.
 //!
 //! Each replica looks at each rollout every second. A step is a transaction that is taken only if the
 //! rollout is as it was when it was looked at, so that two replicas take it once.
@@ -19,22 +19,23 @@ use crate::gate::Gate;
 use crate::push::ROLLOUT_AUTHOR;
 use crate::store::{Author, PodRow, Rollout, Stage, StoreError, wanted};
 
-/// Interval of the looks, and the number of looks from one at the pods to the next: all their rows are
-/// read then.
+/// Interval of the looks at rollouts.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Looks from one that reads the rows of all pods to the next.
 const LOOKS_OF_PODS: u64 = 5;
 
-/// Maximum time of a look: it may compile what is published.
+/// Maximum time of a look, which may compile all published rules.
 const LOOK_MAX: Duration = Duration::from_secs(60);
 
 /// How long chosen pods may be away until others are chosen, in milliseconds: a pod that restarts is
 /// back before, and its place does not go to another one.
 const AWAY_MAX: i64 = 60_000;
 
-/// What is to be done about a rollout.
+/// A step that is due.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Due {
-    /// It has been without a step for too long.
+    /// The end: the rollout has been without a step for too long.
     End,
     /// The next step of its plan.
     Advance,
@@ -42,11 +43,12 @@ enum Due {
     Choose,
 }
 
-/// What the looks have seen.
+/// The state between looks.
 #[derive(Debug, Default)]
 struct Seen {
     looks: u64,
-    /// Since when the share of each rollout that is chosen has not been what was asked for.
+    /// The time from which the chosen share of a rollout has differed from the percentage, by
+    /// rollout.
     off_since: BTreeMap<i64, i64>,
     /// Versions of steps whose wait is over, and whose gate was found shut.
     shut: BTreeSet<i64>,
@@ -103,7 +105,7 @@ fn now() -> i64 {
     Timestamp::now().as_millisecond()
 }
 
-/// What the time says.
+/// The step that is due by the time alone.
 fn due_by_time(rollout: &Rollout, now: i64) -> Option<Due> {
     if rollout.ends_at().is_some_and(|at| at <= now) {
         return Some(Due::End);
@@ -118,7 +120,7 @@ async fn advance_if_open(
     seen: &mut Seen,
 ) -> Result<Option<Due>, StoreError> {
     let version = rollout.last().version;
-    let rows = app.store.connected_pods(None).await?;
+    let rows = app.store.connected_pods(Some(&rollout.names())).await?;
     let hits = app.store.hits(version).await?;
     let Some(why) = Gate::of(rollout, &rows, &hits, now()).why() else {
         return Ok(Some(Due::Advance));
@@ -159,7 +161,7 @@ impl Seen {
     }
 }
 
-/// How far the number of chosen pods may be from what was asked for while pods come and go: each other
+/// How far the number of chosen pods may be from the percentage while pods come and go. Each new
 /// choice of pods begins the evidence again.
 fn tolerated(wanted: usize) -> usize {
     (wanted / 4).max(1)

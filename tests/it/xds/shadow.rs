@@ -1,8 +1,8 @@
-//! What the stage `shadow` of a rollout says, against what the chosen pods then deny: real pods that
-//! share a Redis Cluster, and the same load in each stage.
+//! Compares the prediction of the stage `shadow` of a rollout with the share that the chosen pods
+//! then deny: real pods that share a Redis Cluster, and the same load in each stage.
 //!
-//! The rows are those that a person tried who had the stage say 0 % where 30 % were denied. Windows of
-//! a minute are scaled to 20 s, and limits and demand with them.
+//! The rows were tried before all pods counted for the stage, when it predicted 0 % where 30 % were
+//! denied. Windows of a minute are scaled to 20 s, and limits and demand with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,19 +21,26 @@ use crate::support::raw_grpc::{Connection, request_of_entry};
 use crate::support::redis_cluster::Cluster;
 use crate::support::rng::Rng;
 
-/// Seconds of a window, and of the load within one.
+/// Seconds of a window.
 const WINDOW: u64 = 20;
+
+/// The time of the load, which lies within a window.
 const LOAD: Duration = Duration::from_secs(18);
 
+/// The pods that share the load.
 const PODS: usize = 10;
+
+/// How many of a hundred pods are chosen.
 const PERCENT: u32 = 30;
 
-/// Keys of each domain, and requests of each of them within the load: 288 in 18 s, as 864 in 54 s.
+/// Keys of each domain.
 const KEYS: u64 = 3;
+
+/// Requests of each key within the load: 288 in 18 s, as 864 in 54 s.
 const DEMAND: u64 = 288;
 
-/// What a row of the table has: a domain, the limits that are published and in the draft, and the same
-/// for a minute, as they were tried.
+/// A row of the table: a domain, the limit that is published, the limit of the draft, and both for
+/// a minute, as they were tried.
 struct Row {
     domain: &'static str,
     published: u32,
@@ -49,7 +56,7 @@ const ROWS: [Row; 5] = [
     Row { domain: "row-e", published: 667, draft: 400, tried: "2000 → 1200" },
 ];
 
-/// How far the stage may be from what is denied then.
+/// The largest difference between the prediction and the share that is denied then.
 const ERROR_MAX: f64 = 0.05;
 
 struct Pod {
@@ -66,7 +73,7 @@ fn limit(requests: u32) -> Value {
     json!({"unit": "second", "unit_multiplier": WINDOW, "requests_per_unit": requests})
 }
 
-/// Publishes the limits of all rows, and makes those of the drafts the draft.
+/// Publishes the first limit of each row, and makes the second one the draft.
 async fn prepare(control: &Control) {
     for row in &ROWS {
         let (domain, entries) = (row.domain, json!([{"key": "user"}]));
@@ -168,8 +175,8 @@ fn share((hits, denied): (u64, u64)) -> f64 {
     denied as f64 / hits as f64
 }
 
-/// What the stage says of a domain once it has counted so many hits on the chosen pods. Reports come
-/// each second.
+/// The prediction for a domain once the stage has counted so many hits on the chosen pods. Reports
+/// come each second.
 async fn said(control: &Control, domain: &str, hits: u64) -> f64 {
     let chosen = async || {
         let shown = control.call("GET", "/v1/rollouts/1", &Value::Null).await;
@@ -196,7 +203,7 @@ async fn the_shadow_stage_says_what_the_chosen_pods_then_deny() {
     let body = json!({"pods": {"percent": PERCENT}});
     control.call("POST", "/v1/rollouts", &body).await;
     let is_chosen = chosen(&control, &pods).await;
-    // What is counted before the window has turned is no evidence.
+    // Hits before the window has turned are no evidence.
     sleep(Duration::from_secs(WINDOW + 1)).await;
 
     let counted = load(&pods, &is_chosen, "shadow", seed).await;

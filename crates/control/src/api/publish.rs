@@ -707,7 +707,8 @@ fn bytes_of_all(domains: &Domains) -> usize {
     domains.values().map(|it| it.text().len()).sum()
 }
 
-/// What a rollout may have pods run in `stage`, instead of published domains or beside them.
+/// The domains that pods of a rollout may run in `stage`, instead of the published ones or beside
+/// them.
 async fn overlay_of_rollout(
     app: &App,
     rollout: &Rollout,
@@ -725,8 +726,8 @@ async fn overlay_of_rollout(
     Ok(overlay)
 }
 
-/// The domains that a pod may have, with those of overlays that are larger: each pod has those of some
-/// rollouts, and its own part of each.
+/// The largest set of domains that a pod may have: an overlay replaces a published domain if it is
+/// larger. Each pod runs the overlays of some rollouts only.
 fn largest_of(published: &Domains, overlay: Overlay) -> Domains {
     let mut domains = published.clone();
     for (name, domain) in overlay {
@@ -843,8 +844,8 @@ pub fn refuse_rolled_out<'d>(
     }
 }
 
-/// Why a domain has to wait for a rollout that is under way: who began it, and what the callers can do,
-/// or else when it ends by itself.
+/// Says why a domain has to wait for a rollout that is under way: who began the rollout, how the
+/// callers can end it, and when it ends by itself.
 fn under_way(open: &Rollout, domain: &str, callers: &[Caller]) -> Problem {
     let id = open.id;
     let domain = ratelease_rules::excerpt(domain);

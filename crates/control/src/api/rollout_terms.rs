@@ -1,5 +1,5 @@
-//! What a request, or an object, says of a rollout: which pods run the draft, in which steps, and when
-//! it ends by itself.
+//! The terms of a rollout, in a request or an object: the pods that run the draft, the steps, and
+//! the limit of time.
 
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
@@ -11,8 +11,8 @@ use crate::store::{Bound, Choice, LABEL_BYTES_MAX, PlanStep, Stage, plan_of_one_
 /// Maximum number of steps.
 const STEPS_MAX: usize = 20;
 
-/// Without a step for so many seconds a rollout ends, unless its terms say otherwise: a day, in which
-/// somebody looks at it who has not forgotten it.
+/// Seconds without a step after which a rollout ends, unless its terms say otherwise. A rollout that
+/// takes no step for a day is taken for forgotten.
 const TIME_LIMIT: i64 = 24 * 3600;
 
 /// The largest number of seconds of a wait, and of a limit of time: 30 days.
@@ -22,12 +22,12 @@ const SECONDS_MAX: i64 = 30 * 24 * 3600;
 #[derive(Debug, Default, Clone, PartialEq, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RolloutTerms {
-    /// Which pods run the draft; may be left out if the first of `steps` has a percentage.
+    /// The pods that run the draft; may be left out if the first of `steps` has a percentage.
     pub pods: Option<PodsInput>,
     /// The first stage of a rollout without `steps`: `shadow` by default.
     pub stage: Option<OpenStage>,
-    /// What the rollout does step by step, at most 20. After the last one its rules are published. By
-    /// default a step `shadow`, unless `stage` is `enforced`, and a step `enforced`, without waits.
+    /// The steps, at most 20. After the last one the rules are published. By default a step
+    /// `shadow`, unless `stage` is `enforced`, and a step `enforced`, without waits.
     pub steps: Option<Vec<StepInput>>,
     /// When to roll back without being asked.
     pub bound: Option<Bound>,
@@ -36,7 +36,7 @@ pub struct RolloutTerms {
     pub time_limit: Option<String>,
 }
 
-/// Which pods are chosen: exactly one of these.
+/// The pods that are chosen: exactly one of the two fields.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PodsInput {
@@ -44,7 +44,7 @@ pub struct PodsInput {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 100)]
     pub percent: Option<i64>,
-    /// Those whose nodes have this in their metadata.
+    /// The pods whose nodes have this in their metadata.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label: Option<LabelInput>,
 }
@@ -63,7 +63,7 @@ pub struct LabelInput {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OpenStage {
-    /// Chosen pods count what the changed rules would deny.
+    /// Chosen pods count the hits that the changed rules would deny.
     Shadow,
     /// Chosen pods enforce them.
     Enforced,
@@ -73,7 +73,7 @@ pub enum OpenStage {
 #[derive(Debug, Clone, PartialEq, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StepInput {
-    /// By default that of the step before; `shadow` for the first one.
+    /// The stage; by default the stage of the step before, and `shadow` for the first one.
     pub stage: Option<OpenStage>,
     /// How many of a hundred pods are chosen, by default as many as in the step before. Later steps of
     /// a stage choose no fewer.
@@ -87,11 +87,11 @@ pub struct StepInput {
 /// Terms that were checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Terms {
-    /// Which pods are chosen at first.
+    /// The pods that are chosen at first.
     pub choice: Choice,
     /// When it is rolled back, if it may be.
     pub bound: Option<Bound>,
-    /// What it is to do; there is at least one step.
+    /// The steps, of which there is at least one.
     pub plan: Vec<PlanStep>,
     /// Seconds without a step after which it ends by itself.
     pub time_limit: i64,
@@ -136,7 +136,7 @@ impl RolloutTerms {
     }
 }
 
-/// What is wrong with terms.
+/// The faults of terms.
 #[derive(Default)]
 struct Faults(Vec<FieldFault>);
 

@@ -53,12 +53,12 @@ struct StepTaken {
     /// The number of the plan's step; absent for one that ends the rollout.
     #[serde(skip_serializing_if = "Option::is_none")]
     step: Option<usize>,
-    /// Of each domain the pods that serve it, and those that were chosen, if a percentage was asked for.
+    /// How many pods serve each domain, and how many were chosen, if a percentage was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pods: Vec<ShareView>,
 }
 
-/// Which part of the pods that serve a domain a step has chosen.
+/// The part of a domain's pods that a step has chosen.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 struct ShareView {
     /// The domain.
@@ -67,7 +67,7 @@ struct ShareView {
     percent: u8,
     /// The pods that served the domain when the step was taken.
     serve: usize,
-    /// Those of them that it chose.
+    /// How many of these pods it chose.
     chosen: usize,
 }
 
@@ -194,7 +194,7 @@ async fn advance(
         }
         need_open(&rollout, number)?;
         if !asked.force {
-            let rows = app.store.connected_pods(None).await?;
+            let rows = app.store.connected_pods(Some(&rollout.names())).await?;
             pass_gate(&rollout, &rows, &app.store.hits(rollout.last().version).await?)?;
         }
         if let Some(approved) = approved?
@@ -242,8 +242,8 @@ fn now() -> i64 {
     Timestamp::now().as_millisecond()
 }
 
-/// Compiles what the last step of a rollout would publish; `None` if another one is asked for, if the
-/// caller sees no such rollout, or if it has ended.
+/// Compiles the rules that the last step of a rollout publishes; `None` if another step is asked
+/// for, if the caller sees no such rollout, or if it has ended.
 async fn approve_last(
     app: &App,
     call: &WriteCall,
@@ -344,17 +344,17 @@ async fn texts(
 /// The candidate rules of a domain.
 #[derive(Debug)]
 pub struct Candidates {
-    /// Those of chosen pods: what the draft adds or changes.
+    /// The rules that the draft adds or changes: chosen pods try these.
     pub shadow: Document,
-    /// Those of the others: what is published of that, so that one count has what it would have if the
-    /// chosen pods enforced the draft.
+    /// The published text of the same rules: the other pods count by these, so that a key has the
+    /// count that it would have if the chosen pods enforced the draft.
     pub others: Document,
 }
 
 // === impl Candidates ===
 
 impl Candidates {
-    /// Those of a draft; `None` if it does not differ from what is published, `before`.
+    /// Compares a draft with the published rules, `before`; `None` if they do not differ.
     pub fn of(before: &Document, after: &Document) -> Option<Self> {
         if difference(before, after).is_empty() {
             return None;
@@ -414,12 +414,12 @@ fn need_open(rollout: &Rollout, number: usize) -> Result<(), Problem> {
 /// The last step of a rollout, all of whose domains the caller may use.
 fn taken(rollout: &Rollout) -> StepTaken {
     let RolloutStep { stage, version, number, .. } = *rollout.last();
-    let domains = rollout.domains.iter().map(|it| it.domain.clone()).collect();
+    let domains = rollout.names();
     let pods = shares(rollout.last(), |_| true);
     StepTaken { rollout: rollout.id, stage: stage.name(), version, domains, step: number, pods }
 }
 
-/// Which pods a step has chosen, of the domains that its reader may know.
+/// The parts of pods that a step has chosen, for the domains that its reader may know.
 fn shares(step: &RolloutStep, is_known: impl Fn(&str) -> bool) -> Vec<ShareView> {
     let Some(percent) = step.percent else { return Vec::new() };
     let known = step.shares.iter().filter(|it| is_known(&it.domain));
@@ -450,12 +450,12 @@ fn no_rollout(id: &str) -> Problem {
 struct RolloutInput {
     /// These domains; by default those with changes that the token may use.
     domains: Option<Vec<String>>,
-    /// Which pods run the draft; may be left out if the first of `steps` has a percentage.
+    /// The pods that run the draft; may be left out if the first of `steps` has a percentage.
     pods: Option<PodsInput>,
     /// The first stage of a rollout without `steps`: `shadow` by default.
     stage: Option<OpenStage>,
-    /// What the rollout does step by step, at most 20. After the last one its rules are published. By
-    /// default a step `shadow`, unless `stage` is `enforced`, and a step `enforced`, without waits.
+    /// The steps, at most 20. After the last one the rules are published. By default a step
+    /// `shadow`, unless `stage` is `enforced`, and a step `enforced`, without waits.
     steps: Option<Vec<StepInput>>,
     /// When to roll back without being asked.
     bound: Option<Bound>,
@@ -555,7 +555,7 @@ struct RolloutView {
     choice: PodsInput,
     /// The number of the plan's step that it is at, or was at when it ended.
     step: usize,
-    /// What it does, step by step; after the last one its rules are published.
+    /// The steps; after the last one the rules are published.
     plan: Vec<PlanView>,
     /// When the next step is taken without being asked, if the chosen pods have shown enough.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -568,7 +568,7 @@ struct RolloutView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime)]
     ends_at: Option<String>,
-    /// Of each domain the pods that serve it, and those that the step chose.
+    /// How many pods serve each domain, and how many the step chose.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     shares: Vec<ShareView>,
     /// When it is rolled back.
@@ -589,7 +589,7 @@ struct RolloutView {
 /// A step of the plan.
 #[derive(Debug, Serialize, ToSchema)]
 struct PlanView {
-    /// What chosen pods do: `shadow` or `enforced`.
+    /// The stage: `shadow` or `enforced`.
     stage: &'static str,
     /// How many of a hundred pods are chosen; absent if a label chooses them.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -707,12 +707,13 @@ async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutVi
     })
 }
 
-/// Which pods are chosen at the present step.
+/// The pods that are chosen at the present step.
 fn choice_of(rollout: &Rollout) -> Choice {
     rollout.present().percent.map_or_else(|| rollout.choice.clone(), Choice::Percent)
 }
 
-/// Why the next step is not taken: what the gate says, or that nobody has asked for it.
+/// Says why the next step is not taken: the gate is shut, the wait is not over, or no call asked
+/// for it.
 fn waits_for_of(rollout: &Rollout, gate: Option<String>) -> Option<String> {
     let next = match rollout.next_at() {
         None => Some("a call of /advance: the step has no wait".to_owned()),

@@ -112,8 +112,8 @@ pub fn shadow(before: &Document, after: &Document) -> Document {
     Document { domain, defaults: after.defaults.clone(), records }
 }
 
-/// Seconds of the longest window of candidate rules that count; 0 if none does. A calendar's window is
-/// as long as that of its unit.
+/// Seconds of the longest window of candidate rules that count; 0 if none does. A calendar's window
+/// takes as long as its unit.
 pub fn longest_window(candidates: &Document) -> i64 {
     let counts = candidates.records.iter().filter(|it| it.settings.contains_key(SHADOW));
     let limits = counts.filter_map(|it| it.settings.get("rate_limit"));

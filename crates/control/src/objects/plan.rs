@@ -33,9 +33,9 @@ pub enum Verdict {
     OlderObject(Key),
     /// The database has other rules for its domain.
     Database,
-    /// It defines its domain, and is in a rollout, at a step as these words say.
+    /// The object defines its domain, and is in a rollout; the text says at which step.
     RollingOut(String),
-    /// Its rollout has ended without being published, for this reason.
+    /// The rollout of the object was aborted or rolled back, for this reason.
     Stopped(String),
     /// The domain asks for approvals, which an object has none of.
     Approvals,

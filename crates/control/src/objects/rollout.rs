@@ -2,8 +2,8 @@
 //! the terms that `POST /v1/rollouts` takes.
 //!
 //! A change of such an object begins a rollout of its draft in place of a publication. The object's
-//! next change, and its end, abort it. What was rolled back or aborted is not tried again until the
-//! object changes: its draft stays, and the status says why.
+//! next change, and its end, abort it. A change that was rolled back or aborted is not tried again
+//! until the object changes: its draft stays, and the status says why.
 
 use std::collections::BTreeMap;
 use std::slice::from_ref;
@@ -31,7 +31,7 @@ pub const FIELD: &str = "rollout";
 /// The last rollout of a domain whose draft is not published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tried {
-    /// Its number.
+    /// The number of the rollout.
     pub id: i64,
     /// Whether it is under way; else it was aborted or rolled back.
     pub is_open: bool,
@@ -39,7 +39,7 @@ pub struct Tried {
     hash: Option<String>,
     /// The number of the last change of the draft that it was made of.
     changed: i64,
-    /// At which step it is and what it waits for, or why it has ended.
+    /// A text for the status: the present step and why it waits, or why the rollout has ended.
     pub words: String,
 }
 
@@ -50,23 +50,20 @@ pub struct Tries(BTreeMap<String, Tried>);
 // === impl Tries ===
 
 impl Tries {
-    /// Reads those of domains whose drafts are not published.
+    /// Reads the last rollout of each domain whose draft is not published.
     pub async fn read(app: &App, domains: &BTreeMap<String, DraftDomain>) -> StoreResult<Self> {
         let store = app.store.reserved();
         let mut tries = Self::default();
-        let mut rows = None;
         for domain in domains.values().filter(|it| it.owner.is_some() && it.is_changed) {
             let last = store.rollouts(Some(from_ref(&domain.name)), i64::MAX, 1).await?.pop();
             let Some(last) = last.filter(|it| it.last().stage != Stage::All) else { continue };
             let why = match last.last().stage.is_open() {
                 false => None,
                 true => {
-                    if rows.is_none() {
-                        rows = Some(store.connected_pods(None).await?);
-                    }
+                    let rows = store.connected_pods(Some(&last.names())).await?;
                     let hits = store.hits(last.last().version).await?;
                     let now = Timestamp::now().as_millisecond();
-                    Gate::of(&last, rows.as_deref().unwrap_or_default(), &hits, now).why()
+                    Gate::of(&last, &rows, &hits, now).why()
                 }
             };
             tries.0.extend(Tried::of(&last, &domain.name, why).map(|it| (domain.name.clone(), it)));

@@ -4,9 +4,10 @@
 //! pod ─▶ ClusterStats: a domain, hits that passed, hits that were dropped ─▶ fleet, RolloutCounts
 //!  ◀── LoadStatsResponse: the domains of rollouts, and how often ── rollout begins or ends
 //! ```
-//! A pod is asked for all its domains, which `fleet` shows, and by name for those of rollouts. A
-//! report counts for a step of one if the pod ran that step's version at the report before it too,
-//! so that no hit of other rules counts. A rollout whose chosen pods deny too much is rolled back.
+//! A pod is asked for all its domains, which `fleet` shows, and by name for domains of rollouts. A
+//! report counts for a rollout's step if the pod ran the version of the step at the report before
+//! it too, so that no hit of other rules counts. A rollout whose chosen pods deny too much is
+//! rolled back.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -512,7 +513,7 @@ struct Counted {
     is_evidence: bool,
 }
 
-/// What is said of hits that are counted.
+/// How hits of a report are counted.
 #[derive(Debug, Clone, Copy)]
 struct Note {
     /// The `hits_min` of the bound of the rollout.
@@ -579,7 +580,7 @@ impl RolloutCounts {
         let is_full = state.entries >= ENTRIES_MAX;
         let counted = state.counts.entry(key).or_default();
         if note.is_evidence && !counted.is_evidence {
-            // What came before would make the shares smaller than they will be.
+            // Earlier hits met empty counts, and would make the shares smaller than they will be.
             *counted =
                 Counted { is_evidence: true, changes: counted.changes, ..Counted::default() };
         }
@@ -603,7 +604,7 @@ impl RolloutCounts {
         Rows { replica, counts: counts.collect(), changes }
     }
 
-    /// Notes that the database has these rows. Those of other versions than `present`, the last steps',
+    /// Notes that the database has these rows. Rows of other versions than `present`, the last steps',
     /// are forgotten unless they have changed since.
     fn written(&self, rows: &Rows, present: &[i64]) {
         let mut state = self.0.state.lock();
@@ -727,7 +728,7 @@ pub async fn in_time<T>(reply: impl Future<Output = StoreResult<T>>) -> StoreRes
 /// The author of steps that the control plane takes.
 pub const AUTHOR: &str = "rollout";
 
-/// What the reason of a roll back begins with. The rest names domains.
+/// The beginning of the reason of a roll back. The rest names domains.
 pub const ROLLBACK_REASON: &str = "chosen pods denied too much";
 
 /// Writes what pods report, and rolls back. While the database is away the counts wait here; the

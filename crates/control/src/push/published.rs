@@ -39,13 +39,13 @@ pub struct PublishedSet {
     pub at: i64,
     /// The domains, of which those that did not change are shared with the set before.
     pub domains: BTreeMap<String, Arc<PublishedDomain>>,
-    /// What pods have instead while rollouts are under way, of different domains.
+    /// The rollouts that are under way, of different domains, with the rules of their pods.
     pub rollouts: Vec<Arc<PublishedRollout>>,
     /// The last version that changed each domain, also of domains that were removed.
     pub changed: BTreeMap<String, i64>,
     /// The last rollout of each domain that has ended, unless a later version published the domain.
     pub ended: BTreeMap<String, Arc<PublishedRollout>>,
-    /// What pods get that may have all domains.
+    /// The selections of pods that may have all domains.
     pub groups: Groups,
     /// How often domains were selected.
     #[cfg(test)]
@@ -68,8 +68,8 @@ pub struct Selected {
     pub bytes: usize,
 }
 
-/// What pods get that may have all domains, by the rollouts that concern them: those under way that
-/// chose them, and those that have ended.
+/// The selections of pods that may have all domains, by the rollouts that concern a pod: one under
+/// way that chose it, or one that has ended.
 #[derive(Debug, Default)]
 pub struct Groups(Mutex<HashMap<Vec<i64>, Arc<Selected>>>);
 
@@ -99,7 +99,7 @@ pub struct PublishedRollout {
     /// What chosen pods have: domains instead of those that are published, `None` for one that
     /// leaves; in the stage `shadow`, candidate rules beside those that are published.
     pub domains: PublishedOverlay,
-    /// What the others have.
+    /// The candidate rules of the other pods.
     pub others: PublishedOverlay,
     /// Whether the others had candidate rules too when it ended.
     pub was_shadow: bool,
@@ -169,7 +169,8 @@ impl PublishedSet {
         names.map(String::as_str).collect()
     }
 
-    /// What a pod gets that these rollouts chose, and that those which have ended concern.
+    /// Selects the domains of a pod, given the rollouts that chose it, and the ended ones that
+    /// concern it.
     fn select<'s>(
         &'s self,
         mut names: BTreeSet<&'s str>,
@@ -297,7 +298,7 @@ impl Clone for Groups {
     }
 }
 
-// Which pods a rollout chooses.
+// The choice of pods.
 
 // === impl PublishedSet ===
 
@@ -554,7 +555,7 @@ async fn ended(
     Ok(all)
 }
 
-/// What pods have instead while a rollout is under way.
+/// The rules of both groups of pods while a rollout is under way.
 fn rolled_out(
     texts: &Texts,
     known: &PublishedSet,
@@ -639,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_chosen_up_to_the_threshold_of_a_domain_that_it_serves() {
+    fn a_pod_is_chosen_up_to_the_threshold_of_its_domain() {
         let place = place_of(1, "pod-1");
         let of = |thresholds: &[(&str, i64)]| rollout(Choice::Percent(50), thresholds);
         let (at, below) = (of(&[("shop", place)]), of(&[("shop", place - 1)]));

@@ -1,4 +1,4 @@
-//! What a rollout does step by step, and which pods a step chooses.
+//! The steps of a rollout, and the pods that a step chooses.
 //!
 //! A pod has a place among all pods: a hash of the rollout and its node's id. A step that is for a
 //! percentage chooses, of the pods that serve a domain when it is taken, those with the lowest places;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{PodRow, Stage};
 
-/// What is hashed to find the place of a pod. Another text would choose other ones.
+/// The context of the hash that is the place of a pod. Another text would choose other pods.
 const CONTEXT: &str = "ratelease 2026-11 pods of a rollout";
 
 /// The threshold that chooses no pod.
@@ -20,7 +20,7 @@ const NONE: i64 = -1;
 /// A step that a rollout is to take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanStep {
-    /// What chosen pods do: `shadow` or `enforced`.
+    /// The stage: `shadow` or `enforced`.
     pub stage: Stage,
     /// How many of a hundred pods are chosen, 1 to 100; `None` if a label chooses them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -30,7 +30,7 @@ pub struct PlanStep {
     pub wait: Option<i64>,
 }
 
-/// Which part of the pods that serve a domain a step has chosen.
+/// The part of a domain's pods that a step has chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
     /// The domain.
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_percentage_is_exactly_that_part_of_the_pods_and_at_least_one() {
+    fn a_percentage_chooses_that_part_of_the_pods_and_at_least_one() {
         for rollout in 1..40 {
             for (number, percent, expected) in [
                 (20, 10, 2),

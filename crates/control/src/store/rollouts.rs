@@ -32,7 +32,7 @@ pub enum Stage {
     Enforced,
     /// All pods enforce them: they are published.
     All,
-    /// A token ended it, or its limit of time; all pods run what is published.
+    /// A call or the limit of time ended it; all pods run the published rules.
     Aborted,
     /// The control plane ended it, because too much was denied.
     RolledBack,
@@ -78,7 +78,7 @@ pub struct RolloutDomain {
     pub changed: i64,
     /// The hash of the text for the stage `shadow`; `None` if there are no rules.
     pub shadow: Option<String>,
-    /// The hash of what the other pods count meanwhile; `None` if there are no rules.
+    /// The hash of the rules that the other pods count by meanwhile; `None` if there are no rules.
     pub others: Option<String>,
     /// The hash of the text that is to be published; `None` if the domain leaves.
     pub hash: Option<String>,
@@ -108,7 +108,7 @@ pub struct RolloutStep {
     /// How many of a hundred pods were to be chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub percent: Option<u8>,
-    /// Which were, of each domain.
+    /// The pods that were chosen, for each domain.
     #[serde(skip)]
     pub shares: Vec<Share>,
 }
@@ -118,11 +118,11 @@ pub struct RolloutStep {
 pub struct Rollout {
     /// Its number, from 1.
     pub id: i64,
-    /// Which pods are chosen at first.
+    /// The pods that are chosen at first.
     pub choice: Choice,
     /// When it is rolled back, if it may be.
     pub bound: Option<Bound>,
-    /// What it is to do; there is at least one step. After the last one its rules are published.
+    /// The steps, of which there is at least one. After the last one the rules are published.
     pub plan: Vec<PlanStep>,
     /// Seconds without a step after which it ends by itself; `None` for never.
     pub time_limit: Option<i64>,
@@ -141,7 +141,7 @@ pub struct NewRollout {
     pub choice: Choice,
     /// When it is rolled back, if it may be.
     pub bound: Option<Bound>,
-    /// What it is to do; there is at least one step.
+    /// The steps, of which there is at least one.
     pub plan: Vec<PlanStep>,
     /// Seconds without a step after which it ends by itself; `None` for never.
     pub time_limit: Option<i64>,
@@ -156,9 +156,9 @@ pub struct NewRollout {
 pub struct RolloutTexts {
     /// The candidate rules of chosen pods, for the stage `shadow`.
     pub shadow: PublishedText,
-    /// Those of the other pods.
+    /// The candidate rules of the other pods.
     pub others: PublishedText,
-    /// What is to be published.
+    /// The rules that are published at the end.
     pub draft: PublishedText,
 }
 
@@ -239,6 +239,11 @@ impl Rollout {
         first.unwrap_or(self.plan.len()) + 1
     }
 
+    /// The names of its domains.
+    pub fn names(&self) -> Vec<String> {
+        self.domains.iter().map(|it| it.domain.clone()).collect()
+    }
+
     /// When the plan's step that it is at was taken, in milliseconds since the Unix epoch. It may
     /// have chosen other pods since.
     pub fn since(&self) -> i64 {
@@ -271,8 +276,8 @@ impl Rollout {
         })
     }
 
-    /// What the other pods have in `stage` beside what is published: candidate rules that count as
-    /// the published ones do.
+    /// The candidate rules of the other pods in `stage`, which count as the published rules do:
+    /// names of domains and hashes of their texts.
     pub fn others(&self, stage: Stage) -> impl Iterator<Item = (String, Option<&str>)> {
         let domains = self.domains.iter().filter(move |_| stage == Stage::Shadow);
         domains.filter_map(|it| Some((candidate_of(&it.domain), Some(it.others.as_deref()?))))
@@ -440,8 +445,8 @@ impl Write {
         Ok(version)
     }
 
-    /// Ends a rollout that is under way, and returns the version. The stage `all` publishes what was
-    /// rolled out.
+    /// Ends a rollout that is under way, and returns the version. The stage `all` publishes the
+    /// rules.
     pub async fn end_rollout(
         &mut self,
         rollout: &Rollout,

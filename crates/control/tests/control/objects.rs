@@ -390,7 +390,7 @@ async fn the_metrics_say_which_replica_follows_objects() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_with_a_rollout_goes_to_some_pods_first_and_says_how_far_it_is() {
+async fn an_object_with_a_rollout_goes_to_some_pods_first() {
     let scene = Scene::begin(Place::sqlite()).await;
     scene.cluster.apply("shop/limits", &spec("shop", 5));
     scene.await_published("shop", Some(5)).await;
@@ -421,7 +421,7 @@ async fn an_object_with_a_rollout_goes_to_some_pods_first_and_says_how_far_it_is
     assert_eq!(status, 200, "{text}");
     scene.await_published("shop", Some(4)).await;
     scene.cluster.await_accepted("shop/limits", "Accepted").await;
-    // What ends without being published is not tried again.
+    // A change that was aborted is not tried again.
     scene.cluster.apply("shop/limits", &gradual(2, json!([{"percent": 50}])));
     scene.cluster.await_reason("shop/limits", "Programmed", "RollingOut").await;
     let (status, _) = scene.call(Call::new("POST", "/v1/rollouts/3/abort")).await;

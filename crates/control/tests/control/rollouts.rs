@@ -429,7 +429,7 @@ async fn a_percentage_is_that_part_of_the_pods_that_serve_the_domain() {
             assert_eq!(taken.json()["pods"][0]["chosen"], count, "{taken:?}");
         }
         for pod in &mut shop {
-            // Those that are chosen now get the draft; others have it, or get nothing.
+            // Pods that are chosen now get the draft; others have it, or get nothing.
             while let Some(set) = pod.next_soon().await {
                 pod.accept(&set).await;
             }
@@ -507,7 +507,7 @@ async fn a_refusal_says_what_its_reader_can_see_and_do() {
     let shown = server.send(Call::new("GET", "/v1/rollouts/1").token(&shop)).await;
     assert_eq!(shown.status, 200, "{shown:?}");
     server.post("/v1/rollouts/1/abort", &Value::Null).await;
-    // Its own: it is told the calls, and they answer.
+    // The rollout is its own: the refusal names the calls, and they answer.
     let own = send(&shop, "/v1/rollouts", json!({"pods": {"percent": 50}})).await;
     assert_eq!(own.json()["domains"], json!(["shop"]), "{own:?}");
     let refused = send(&shop, "/v1/rollouts", json!({"pods": {"percent": 50}})).await;
@@ -549,7 +549,7 @@ async fn a_rollout_without_a_step_in_time_ends_by_itself() {
 }
 
 #[tokio::test]
-async fn steps_with_a_wait_are_taken_once_the_chosen_pods_have_shown_enough() {
+async fn a_step_follows_its_wait_once_a_chosen_pod_is_there() {
     let place = Place::sqlite();
     let server = place.serve().await;
     prepare(&server).await;
@@ -558,7 +558,7 @@ async fn steps_with_a_wait_are_taken_once_the_chosen_pods_have_shown_enough() {
     ]);
     let begun = server.post("/v1/rollouts", &json!({"steps": steps})).await;
     assert_eq!(begun.json()["pods"][0]["serve"], 0, "no pod is there: {begun:?}");
-    // It waits, and says why.
+    // The rollout waits, and says why.
     let waits = async || {
         let found = server.json("/v1/rollouts/1").await;
         let why = found["waits_for"].as_str().unwrap_or_default().to_owned();
