@@ -17,7 +17,7 @@ static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
 const RULES: usize = 10_000;
 /// Bytes of a rule in force: itself, its path, its value in the tree, and the references to each.
-const IN_FORCE_MAX: usize = 328;
+const IN_FORCE_MAX: usize = 312;
 /// Bytes of a rule while its file is loaded: itself, its YAML as a tree, and its share of the state
 /// kept until all files are read. The file's text, some 94 bytes, is added to that.
 const LOADING_MAX: usize = 1200;

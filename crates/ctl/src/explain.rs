@@ -438,7 +438,7 @@ fn settings(rule: &Rule, stats: &str, stores: &StoreNames, out: &mut Out) -> Res
         }
     }
     if let Some(metadata) = metadata {
-        field("metadata", &Value::Object(metadata.clone()).to_string(), out)?;
+        field("metadata", &Value::Object((**metadata).clone()).to_string(), out)?;
     }
     field("stats key", stats, out)
 }

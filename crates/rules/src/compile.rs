@@ -650,7 +650,7 @@ impl Compiler<'_> {
                 .metadata
                 .value()
                 .filter(|map: &&Map<_, _>| !map.is_empty())
-                .cloned(),
+                .map(|map| Box::new(map.clone())),
             levels,
             meter: Attachment::default(),
         });
@@ -672,7 +672,8 @@ impl Compiler<'_> {
         let memory = &self.findings.memory;
         let replaced = limit.replaces.iter().map(|it| it.name.text().len());
         let replaces: usize = replaced.map(|len| size_of::<Box<str>>() + boxed(len)).sum();
-        let metadata = descriptor.metadata.value().map_or(0, metadata_bytes);
+        let of_map = |map: &Map<_, _>| boxed(size_of_val(map)) + metadata_bytes(map);
+        let metadata = descriptor.metadata.value().map_or(0, of_map);
         let name = boxed(limit.name.text().len());
         memory.take(ARC + size_of::<Rule>() + name + replaces + metadata)?;
         // The descriptor has both too, with places.

@@ -38,8 +38,9 @@ pub struct Rule {
     pub shards: NonZeroU8,
     /// The terms on which requests hold its tokens, if they do.
     pub hold: Option<Hold>,
-    /// Returned as dynamic metadata with requests that pass.
-    pub metadata: Option<Map<String, Value>>,
+    /// Returned as dynamic metadata with requests that pass. Few rules have it: a rule without it
+    /// takes no room for a map.
+    pub metadata: Option<Box<Map<String, Value>>>,
     /// One item for each level of the path, in order. Neighbouring rules share the list.
     pub levels: Arc<[Level]>,
     /// The meter that counts its decisions.
@@ -162,7 +163,7 @@ impl Rule {
             let numbers: Vec<usize> = numbered.map(|(number, _)| number).collect();
             RuleOption::new(name, json!(numbers), numbers.is_empty())
         }));
-        let metadata = Value::Object(metadata.clone().unwrap_or_default());
+        let metadata = Value::Object(metadata.as_deref().cloned().unwrap_or_default());
         options.push(RuleOption::new("metadata", metadata, self.metadata.is_none()));
         options
     }

@@ -215,6 +215,8 @@ async fn tokens_audit_log_and_approvals_are_used_on_the_page() {
     go(&mut browser, "#/changes", "Changes that are not published").await;
     browser.until(&contains("#approving", "0 of 1"), &true.into()).await;
     is_readable(&mut browser, "approvals").await;
+    // The change is of another person, so that it is chosen by hand.
+    click(&mut browser, "#choosing input").await;
     put(&mut browser, "#reason", "reviewed").await;
     click(&mut browser, "#publish").await;
     browser.until(&contains(".problem", "0 of the 1 approvals"), &true.into()).await;

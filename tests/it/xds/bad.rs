@@ -50,7 +50,7 @@ async fn the_same_response_twice_is_accepted_twice_and_a_strange_one_is_ignored(
     pod.process.until("accepting it again", SOON, twice).await;
     assert_eq!(pod.status()["rules"]["loads_ok"], 1, "nothing was compiled again");
     server.send(&response("type.googleapis.com/envoy.config.cluster.v3.Cluster", "9", Vec::new()));
-    pod.logs("which was not asked for").await;
+    pod.logs("which are ignored").await;
     assert!(has_limit(&connection, "shop", "user").await);
     // No resource at all is a set too: it says that there are no rules.
     server.set("2", Vec::new());

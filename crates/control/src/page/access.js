@@ -35,17 +35,18 @@ function tokenForm() {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const named = domains.value.split(",").map((it) => it.trim()).filter((it) => it);
-    makeToken(form, problem, made, {name: name.value.trim(), access: access.value,
-      ...(named.length && {domains: named}), ...(days.value && {days: typed(days.value)})});
+    makeToken(form, problem, made, () => ({name: name.value.trim(), access: access.value,
+      ...(named.length && {domains: named}),
+      ...(days.value && {days: typedNumber("days", days.value)})}));
   });
   return h("section", {}, h("h3", {}, "Make a token"), form);
 }
 
-async function makeToken(form, place, made, body) {
+async function makeToken(form, place, made, bodyOf) {
   showFaults(form, []);
   await busy(form, async () => {
     try {
-      const {body: {id, token}} = await call("POST", "/v1/tokens", {body});
+      const {body: {id, token}} = await call("POST", "/v1/tokens", {body: bodyOf()});
       showProblem(place, null);
       const shown = h("input", {readonly: true, id: "made-token", "aria-label": "The token",
         spellcheck: "false"});

@@ -71,11 +71,11 @@ const checkbox = (checked) => {
   return input;
 };
 
-// A whole number that is typed into a field.
-function typedNumber(name, text) {
+// A whole number that is typed into a field; throws a fault of that field.
+function typedNumber(field, text) {
   const number = /^\d{1,16}$/.test(text) ? Number(text) : NaN;
   if (Number.isSafeInteger(number)) return number;
-  throw new Problem(422, {detail: "A field is no number.", errors: [{field: `rate_limit.${name}`,
+  throw new Problem(422, {detail: "A field is no number.", errors: [{field,
     message: `expected a whole number, 0 or more, as in 100; found “${text}”`}]});
 }
 
@@ -123,7 +123,7 @@ function settingsTyped(inputs) {
     const text = inputs[name].value.trim();
     const isUsed = inputs.kind.value === "limited" || name === "failure_mode";
     if (text && isUsed) limit[name] = inputs[name].tagName === "SELECT" ? text
-      : typedNumber(name, text);
+      : typedNumber(`rate_limit.${name}`, text);
   }
   return settings;
 }

@@ -124,7 +124,7 @@ fn asking() -> DiscoveryRequest {
 
 async fn publish(scene: &Scene, at: usize) {
     let rule = rule(ATTACKED, "change", &at.to_string(), 5);
-    let call = Call::new("POST", "/v1/rules?publish=true").token(&scene.foe).json(&rule);
+    let call = Call::new("POST", "/v1/rules?publish=true").token(&scene.admin).json(&rule);
     let answer = call.to(scene.process.http).await.unwrap();
     assert_eq!(answer.status, 201, "{answer:?}");
 }

@@ -37,6 +37,8 @@ pub(crate) struct Scene {
     pub(crate) process: Process,
     /// The attacker's token, of access write for [`ATTACKED`].
     pub(crate) foe: String,
+    /// A token of access admin, which may publish as often as it likes.
+    pub(crate) admin: String,
     pub(crate) row: TableRow,
     /// Bytes that the attacker has sent.
     pub(crate) sent: u64,
@@ -105,11 +107,14 @@ impl Scene {
             place.token(&create).await.unwrap()
         };
         let (honest, foe) = (token(HONEST).await, token(ATTACKED).await);
+        let admin = ["create", "--name", "admin", "--access", "admin"];
+        let admin = place.token(&admin).await.unwrap();
         let mut scene = Self {
             before: process.memory(),
             process,
             place,
             foe,
+            admin,
             row: TableRow::new("ATTACK", "note", line),
             sent: 0,
             honest,

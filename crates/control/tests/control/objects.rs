@@ -71,8 +71,8 @@ async fn an_object_is_the_draft_and_the_published_rules_of_its_domain() {
     scene.cluster.await_accepted("shop/limits", "Accepted").await;
     let (_, domains) = scene.call(Call::new("GET", "/v1/domains")).await;
     let domains: Value = serde_json::from_str(&domains).unwrap();
-    let expected =
-        json!([{"domain": "shop", "rules": 1, "is_changed": false, "object": "shop/limits"}]);
+    let expected = json!([{"domain": "shop", "rules": 1, "is_changed": false,
+        "object": "shop/limits", "approvals": 0}]);
     assert_eq!(domains["domains"], expected);
     let (_, versions) = scene.call(Call::new("GET", "/v1/versions")).await;
     assert!(versions.contains("\"reason\":\"RateLimitRules shop/limits\""), "{versions}");

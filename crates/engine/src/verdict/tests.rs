@@ -152,7 +152,7 @@ fn seconds_until_reset_are_rounded_up() {
 }
 
 fn with_metadata(metadata: Value, over: bool) -> Status<'static> {
-    let metadata = metadata.as_object().cloned();
+    let metadata = metadata.as_object().cloned().map(Box::new);
     counted(Rule { metadata, ..rule() }, over, 1)
 }
 
@@ -188,7 +188,7 @@ fn metadata_of_what_passes_is_merged_and_the_first_scalar_wins() {
 #[test]
 fn metadata_of_what_denies_is_apart() {
     let quota = |name: &str, over| {
-        let metadata = json!({"status": 1, name: true}).as_object().cloned();
+        let metadata = json!({"status": 1, name: true}).as_object().cloned().map(Box::new);
         counted(
             Rule {
                 flags: ratelease_rules::Flags { quota_mode: true, ..Default::default() },
@@ -201,7 +201,7 @@ fn metadata_of_what_denies_is_apart() {
     };
     let shadow = Rule {
         flags: ratelease_rules::Flags { shadow_mode: true, ..Default::default() },
-        metadata: json!({"shadow": true}).as_object().cloned(),
+        metadata: json!({"shadow": true}).as_object().cloned().map(Box::new),
         ..rule()
     };
     let denied = |statuses: &[Status<'static>], shadow| {

@@ -205,7 +205,7 @@ fn metadata_is_the_map_that_was_written() {
     let rules = rules(&["metadata.yaml"], NO_MERGE);
     let metadata = |descriptor| {
         let rule = find(&rules, "test-domain", descriptor).unwrap();
-        rule.metadata.clone().map(serde_json::Value::Object)
+        rule.metadata.as_deref().cloned().map(serde_json::Value::Object)
     };
     assert_eq!(metadata("key1=value1 subkey1=x"), Some(serde_json::json!({"name": "service_1"})));
     assert_eq!(
