@@ -194,12 +194,7 @@ async fn the_shadow_stage_says_what_the_chosen_pods_then_deny() {
     let control = Control::start().await;
     prepare(&control).await;
     let pods = pods(&control).await;
-    let listed = async || {
-        let list = control.call("GET", "/v1/pods", &Value::Null).await;
-        let nodes = list["pods"].as_array().unwrap().iter().filter(|it| it["accepted"] != 0);
-        nodes.map(|it| it["node"].to_string()).collect::<BTreeSet<_>>().len() == PODS
-    };
-    control.process.until("all pods listed", 2 * SOON, listed).await;
+    control.lists(PODS).await;
     let body = json!({"pods": {"percent": PERCENT}});
     control.call("POST", "/v1/rollouts", &body).await;
     let is_chosen = chosen(&control, &pods).await;
