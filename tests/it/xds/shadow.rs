@@ -5,21 +5,23 @@
 //! denied. Windows of a minute are scaled to 20 s, and limits and demand with them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{sleep, sleep_until};
 
 use super::{SOON, spawn_with};
 use crate::support::control::Control;
 use crate::support::files::dir_of;
+use crate::support::now;
 use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::raw_grpc::{Connection, request_of_entry};
 use crate::support::redis_cluster::Cluster;
 use crate::support::rng::Rng;
+use crate::support::windows::into_window;
 
 /// Seconds of a window.
 const WINDOW: u64 = 20;
@@ -131,13 +133,10 @@ async fn chosen(control: &Control, pods: &[Pod]) -> Vec<bool> {
     pods.iter().map(|it| nodes.contains(&*it.node)).collect()
 }
 
-/// Waits until a second after the begin of a window.
+/// Waits until shortly after the next window has begun.
 async fn next_window() {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let window = Duration::from_secs(WINDOW);
-    let passed = now.as_millis() % window.as_millis();
-    let left = window - Duration::from_millis(u64::try_from(passed).unwrap());
-    sleep(left + Duration::from_millis(500)).await;
+    sleep(window - into_window(window) + Duration::from_millis(500)).await;
 }
 
 /// Sends the demand of all rows with keys of a stage, evenly over a window, each request to any pod: to
@@ -146,11 +145,11 @@ async fn load(pods: &[Pod], is_chosen: &[bool], stage: &str, seed: u64) -> Tally
     next_window().await;
     let mut rng = Rng::seeded(seed);
     let requests = ROWS.len() as u64 * KEYS * DEMAND;
-    let began = Instant::now();
+    let began = now();
     let mut calls = JoinSet::new();
     for number in 0..requests {
         let due = LOAD * u32::try_from(number).unwrap() / u32::try_from(requests).unwrap();
-        sleep_until(began + due).await;
+        sleep_until((began + due).into()).await;
         let row = usize::try_from(number).unwrap() % ROWS.len();
         let key = format!("{stage}-{}", (number / ROWS.len() as u64) % KEYS);
         let pod = usize::try_from(rng.below(PODS as u64)).unwrap();
