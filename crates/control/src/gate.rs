@@ -5,7 +5,7 @@
 //! the changed limits has turned once.
 
 use crate::store::{
-    Bound, CountKey, HitCount, PodRow, Rollout, RolloutStep, Stage, StepHits, percent, share,
+    Bound, CountKey, HitCount, Hits, PodRow, Rollout, RolloutStep, Stage, StepHits, percent, share,
 };
 
 /// Domains that a reason names.
@@ -88,7 +88,7 @@ fn exceeding(bound: &Bound, rollout: &Rollout, hits: &StepHits) -> Option<String
 }
 
 /// Why the chosen pods show too little of a rollout for its next step, in words; `None` if they show
-/// enough. Without a bound a person looks at the hits, however few there are.
+/// enough. Without a bound a person looks at the hits, of which there have to be some.
 fn inconclusive(rollout: &Rollout, rows: &[PodRow], hits: &StepHits, now: i64) -> Option<String> {
     if !has_chosen(rollout, rows) {
         return Some("no chosen pod is connected".to_owned());
@@ -98,20 +98,30 @@ fn inconclusive(rollout: &Rollout, rows: &[PodRow], hits: &StepHits, now: i64) -
             let share = share(it.left_out, it.hits.saturating_add(it.left_out))?;
             (share > LEFT_OUT_MAX).then(|| percent(share))
         };
-        let named = named(rollout, hits, is_left_out)?;
+        let named = named(rollout, &hits.weighed, is_left_out)?;
         Some(format!("too many requests were left out of the comparison: {named}"))
     })
 }
 
-/// Why there are too few hits to compare with the bound, in words; `None` if there are enough, or if
-/// there is no bound.
+/// Why there are too few hits, in words; `None` if there are enough.
 fn few(rollout: &Rollout, rows: &[PodRow], hits: &StepHits, now: i64) -> Option<String> {
-    let hits_min = u64::try_from(rollout.bound?.hits_min).unwrap_or_default();
+    let Some(bound) = rollout.bound else { return unheard(rollout, rows, hits) };
+    let hits_min = u64::try_from(bound.hits_min).unwrap_or_default();
     let is_few = |it: &HitCount| (it.hits < hits_min).then(|| it.hits.to_string());
     window_not_turned(rollout, now).or_else(|| uncounted(rollout, rows)).or_else(|| {
-        let named = named(rollout, hits, is_few)?;
+        let named = named(rollout, &hits.weighed, is_few)?;
         Some(format!("the chosen pods had fewer than the {hits_min} hits of the bound: {named}"))
     })
+}
+
+/// Names the domains that chosen pods, which report their hits, had none of; `None` if there are none.
+fn unheard(rollout: &Rollout, rows: &[PodRow], hits: &StepHits) -> Option<String> {
+    let reports = |row: &PodRow| row.reports && row.chosen_by.contains(&rollout.id);
+    if !rows.iter().any(reports) {
+        return None;
+    }
+    let named = named(rollout, &hits.all, |it| (it.hits == 0).then(String::new))?;
+    Some(format!("the chosen pods had no hits since the step began: {named}"))
 }
 
 /// Says how many pods count nothing for the stage `shadow`, which takes the limits of the draft for
@@ -134,19 +144,19 @@ fn uncounted(rollout: &Rollout, rows: &[PodRow]) -> Option<String> {
 /// if there are none.
 fn named(
     rollout: &Rollout,
-    hits: &StepHits,
+    hits: &Hits,
     what: impl Fn(&HitCount) -> Option<String>,
 ) -> Option<String> {
     let version = rollout.last().version;
     let of = |domain: &str| {
         let key = CountKey { version, domain: domain.to_owned(), is_chosen: true };
-        hits.weighed.get(&key).copied().unwrap_or_default()
+        hits.get(&key).copied().unwrap_or_default()
     };
     let all = rollout.domains.iter().filter_map(|it| Some((&*it.domain, what(&of(&it.domain))?)));
     let all: Vec<_> = all.collect();
     let named = all.iter().take(NAMED_MAX).map(|(domain, what)| {
         let domain = ratelease_rules::excerpt(domain);
-        format!("'{domain}' {what}")
+        format!("'{domain}' {what}").trim_end().to_owned()
     });
     let named: Vec<_> = named.collect();
     let others = all.len() - named.len();
@@ -198,8 +208,8 @@ mod tests {
 
     fn counted(hits: u64, denied: u64, shadow: u64, left_out: u64) -> StepHits {
         let key = CountKey { version: 9, domain: "shop".to_owned(), is_chosen: true };
-        let weighed = [(key, HitCount { hits, denied, shadow, left_out })].into_iter().collect();
-        StepHits { weighed, ..StepHits::default() }
+        let counts: Hits = [(key, HitCount { hits, denied, shadow, left_out })].into();
+        StepHits { weighed: counts.clone(), all: counts, ..StepHits::default() }
     }
 
     fn kind(rollout: &Rollout, rows: &[PodRow], hits: &StepHits, seconds: i64) -> &'static str {
@@ -227,7 +237,10 @@ mod tests {
         assert_eq!(kind(&shadow, &chosen, &counted(100, 0, 6, 0), 60), "exceeded");
         // A person who set no bound looks at the hits.
         let unbound = Rollout { bound: None, ..shadow };
-        assert_eq!(kind(&unbound, &chosen, &StepHits::default(), 60), "open");
+        assert_eq!(kind(&unbound, &chosen, &counted(1, 1, 1, 0), 60), "open");
+        assert_eq!(kind(&unbound, &chosen, &StepHits::default(), 60), "inconclusive");
+        let silent = [PodRow { reports: false, ..row("a", &[7]) }];
+        assert_eq!(kind(&unbound, &silent, &StepHits::default(), 60), "open", "none can report");
         assert_eq!(kind(&unbound, &[], &StepHits::default(), 60), "inconclusive");
     }
 
