@@ -66,8 +66,8 @@ pub struct PodRow {
     /// The number of the stream in that replica.
     #[serde(skip)]
     pub stream: i64,
-    /// The domains that it gets, if it is limited to some; `None` if it gets all. It is written
-    /// and not read again.
+    /// The domains that it gets, if it is limited to some; `None` if it gets all. Only
+    /// [`Store::pod_versions`] reads it.
     #[serde(skip)]
     pub domains: Option<Arc<[String]>>,
     /// When the replica reported it last, in milliseconds since the Unix epoch by the database's
