@@ -10,6 +10,7 @@ mod memory;
 mod published;
 mod rollout;
 mod scoped;
+mod shadow;
 mod stream;
 mod together;
 

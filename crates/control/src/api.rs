@@ -16,6 +16,7 @@ mod observe;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 pub mod publish;
 mod replay;
+mod rollout_terms;
 mod rollouts;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod rules;
@@ -41,6 +42,8 @@ use jiff::Timestamp;
 use ratelease_listener::{
     Client, ConnectionHandle, HttpServer, OpenConnections, Peer, UnreadAnswers, UnreadBounds,
 };
+pub use rollout_terms::{RolloutTerms, Terms};
+pub use rollouts::{Candidates, rollout_texts};
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::timeout;

@@ -27,6 +27,7 @@ use crate::oidc::Provider;
 use crate::push::{self, Fleet, PodServer, PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
 use crate::settings::Settings;
+use crate::steps;
 use crate::store::{Author, Database, Store, StoreError};
 
 /// How long a start waits for PostgreSQL, and the first and the longest pause until it asks again.
@@ -179,6 +180,7 @@ impl Control {
             counts: counts.clone(),
             objects: ObjectCounts::default(),
         });
+        tasks.spawn(steps::take_steps(Arc::clone(&app)));
         if let (Some(client), Some(scope)) = (cluster, settings.kubernetes_rules) {
             tasks.spawn(objects::follow(client, Arc::clone(&app), scope));
         }

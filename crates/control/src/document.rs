@@ -28,7 +28,7 @@ pub use check::{
     FieldFault, check_sizes, check_together, compile, memory_for_rules, mib, need_at_most, weigh,
 };
 pub use content::Content;
-pub use difference::{Difference, RuleChange, difference, shadow};
+pub use difference::{Difference, RuleChange, difference, longest_window, shadow};
 pub use render::render;
 
 /// Maximum bytes of the fields of a rule that is written, which its history keeps twice.

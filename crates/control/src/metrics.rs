@@ -51,7 +51,7 @@ fn histogram(text: &mut String, lag: &Lag) {
     sample(text, name, "", lag.refused);
 }
 
-// Metrics of the rollout that is under way.
+// Metrics of the rollouts that are under way.
 
 /// Adds the metrics of rollouts to the page.
 pub fn render_rollout(
@@ -60,18 +60,15 @@ pub fn render_rollout(
     streams: &Streams,
     counts: &RolloutCounts,
 ) {
-    let rollout = set.rollout.as_deref();
     let name = "ratelease_control_rollout_stage";
-    family(text, name, "gauge", "1 for the stage of the rollout that is under way.");
+    family(text, name, "gauge", "Rollouts that are under way, by stage.");
     for stage in [Stage::Shadow, Stage::Enforced] {
-        let is_at = rollout.is_some_and(|it| it.stage == stage);
-        sample(text, name, &format!("{{stage=\"{}\"}}", stage.name()), u8::from(is_at));
+        let count = set.rollouts.iter().filter(|it| it.stage == stage).count();
+        sample(text, name, &format!("{{stage=\"{}\"}}", stage.name()), count);
     }
     let name = "ratelease_control_rollout_streams";
     family(text, name, "gauge", "Streams of pods, by whether a rollout chose the pod.");
-    let id = rollout.map_or(0, |it| it.id);
-    // A row has the number 0 if no rollout chose its pod.
-    let chosen = if id > 0 { streams.chosen_by(id) } else { 0 };
+    let chosen = streams.chosen();
     sample(text, name, "{chosen=\"true\"}", chosen);
     sample(text, name, "{chosen=\"false\"}", streams.count().saturating_sub(chosen));
     let name = "ratelease_control_load_reports_total";

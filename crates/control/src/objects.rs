@@ -23,6 +23,7 @@ mod crd;
 mod object;
 mod plan;
 mod queue;
+mod rollout;
 mod status;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -44,6 +45,7 @@ use self::api_server::{EVENTS_MAX, Event, Said, cluster, watch, write_statuses};
 use self::object::{ApiObject, Faults, Key, Object};
 use self::plan::{Change, Plan, Verdict, namespace_of, plan};
 use self::queue::Queue;
+use self::rollout::Tries;
 use self::status::{Basis, Notice, Pods, Status};
 use crate::api::publish::{ATTEMPTS_MAX, approve, domain_memory, publish_texts, replacements};
 use crate::api::{App, Problem};
@@ -358,6 +360,8 @@ struct Follower {
     /// The version that was published when the plan was made.
     planned: i64,
     domains: Domains,
+    /// The rollouts of domains whose drafts are not published.
+    tries: Tries,
     verdicts: BTreeMap<Key, Verdict>,
     /// What all statuses say already; `None` if some do not.
     told: Option<(i64, Pods)>,
@@ -471,6 +475,7 @@ impl Follower {
             is_failing: false,
             planned: 0,
             domains: Domains { change: -1, by_name: BTreeMap::new() },
+            tries: Tries::default(),
             verdicts: BTreeMap::new(),
             told: None,
             refusals: BTreeMap::new(),
@@ -612,7 +617,10 @@ impl Follower {
     /// Whether the database has what an object says, or is about to. The end of any other makes no
     /// room.
     fn is_published(&self, key: &Key) -> bool {
-        let is_due = matches!(self.verdicts.get(key), Some(Verdict::Published | Verdict::Due));
+        let is_due = matches!(
+            self.verdicts.get(key),
+            Some(Verdict::Published | Verdict::Due | Verdict::RollingOut(_))
+        );
         let domain = self.objects.by_key.get(key).map(|object| &object.domain);
         is_due && domain.is_some_and(|domain| !self.refusals.contains_key(domain))
     }
@@ -683,6 +691,7 @@ impl Follower {
             let by_name = domains.map(|it| (it.name.clone(), it)).collect();
             self.domains = Domains { change, by_name };
         }
+        self.tries = Tries::read(&self.app, &self.domains.by_name).await?;
         let due = self.due();
         self.is_due = !due.is_empty();
         self.publish_parts(&due).await
@@ -691,7 +700,7 @@ impl Follower {
     /// What is to be published first of what the objects say and the database does not have.
     fn due(&mut self) -> Vec<Change> {
         let Plan { mut changes, verdicts } =
-            plan(&self.objects.by_key, &self.domains.by_name, &self.any_domain);
+            plan(&self.objects.by_key, &self.domains.by_name, &self.any_domain, &self.tries);
         self.verdicts = verdicts;
         self.told = None;
         changes.retain(|it| it.by.is_some() || !self.objects.lacks_some_of(&it.namespace));
@@ -727,7 +736,15 @@ impl Follower {
         // Those that were refused lately, which are the last ones, hold up no others.
         let (others, refused) =
             due.split_at(due.partition_point(|it| self.waits.of(&it.namespace) == 0));
-        let mut batches = vec![refused, others];
+        let is_rolled_out = |it: &Change| self.object_of(it).is_some_and(|it| it.rollout.is_some());
+        let parts = [refused, others]
+            .map(|part| -> (Vec<_>, Vec<_>) { part.iter().cloned().partition(is_rolled_out) });
+        let mut batches = Vec::new();
+        for (gradual, at_once) in &parts {
+            // Each rollout is of one object; the others come first.
+            batches.extend(gradual.chunks(1));
+            batches.push(at_once);
+        }
         let mut refusals = 0;
         while let Some(batch) = batches.pop() {
             if batch.is_empty() {
@@ -832,6 +849,14 @@ impl Follower {
         // The turn is given back when this ends.
         work::of_request(async {
             app.take_publisher_turn(&Caller::of_objects(None)).await?;
+            rollout::abort(app, &self.tries.open_of(batch), batch).await?;
+            let terms = batch.first().and_then(|it| self.object_of(it)?.rollout.as_ref());
+            if let ([change], [text], Some(terms), true) =
+                (batch, &*texts, terms, app.store.last_version().await? > 0)
+                && let Some(written) = rollout::begin(app, &callers, change, (text, terms)).await?
+            {
+                return Ok(written);
+            }
             let documents = Arc::new(documents(&texts).await?);
             for _ in 0..ATTEMPTS_MAX {
                 let replacements = replacements(app, &documents).await?;
@@ -928,7 +953,8 @@ impl Follower {
         for (key, verdict) in &self.verdicts {
             let Some(object) = self.objects.by_key.get(key) else { continue };
             let refused = self.refusals.get(&object.domain).map(|(why, _)| why.as_str());
-            let is_accepted = matches!(verdict, Verdict::Published | Verdict::Due);
+            let is_accepted =
+                matches!(verdict, Verdict::Published | Verdict::Due | Verdict::RollingOut(_));
             accepted += u64::from(is_accepted && refused.is_none());
             let basis = Basis::new(object, verdict, refused, set, pods);
             if self.said.get(key) == Some(&basis) {
@@ -1127,6 +1153,7 @@ mod tests {
             created: 1,
             generation: 1,
             domain: name.to_owned(),
+            rollout: None,
             rules: Ok(object::Rules { text, hash: None, count: 1 }),
             status: Status::default(),
         }

@@ -29,9 +29,9 @@ mod tests;
 
 pub use fleet::FleetView;
 pub use fleet::{Fleet, report_fleet};
-pub use load_reports::AUTHOR as ROLLBACK_AUTHOR;
 pub use load_reports::RolloutCounts;
 pub use load_reports::watch_rollout;
+pub use load_reports::{AUTHOR as ROLLOUT_AUTHOR, ROLLBACK_REASON};
 pub use published::follow;
 pub use published::listen;
 pub use published::{PublishedDomain, PublishedSet};

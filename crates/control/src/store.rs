@@ -18,6 +18,7 @@ mod approvals;
 mod change_sets;
 mod contents;
 mod pods;
+mod rollout_plan;
 mod rollouts;
 mod rules;
 mod sessions;
@@ -40,13 +41,14 @@ pub use change_sets::{ChangeSet, SetChange};
 use contents::Compared;
 use jiff::Timestamp;
 pub use pods::{CHANGES_MAX, PodRow};
+pub use rollout_plan::{PlanStep, Share, place_of, wanted};
 #[cfg(test)]
 pub use rollouts::RolloutDomain;
 pub use rollouts::{
     Bound, Choice, CountKey, HitCount, Hits, LABEL_BYTES_MAX, NewRollout, ReplicaCount, Rollout,
-    RolloutStep, Stage, StepHits,
+    RolloutStep, RolloutTexts, Stage, StepHits,
 };
-pub use rollouts::{percent, share};
+pub use rollouts::{percent, plan_of_one_stage, share};
 pub use rules::{ChangeRow, DraftDomain, Replacement, RuleFilter, RulePosition, StoredRule};
 use serde::Serializer;
 pub use sessions::{NewSession, Person, SessionRow};
@@ -480,7 +482,7 @@ impl From<serde_json::Error> for StoreError {
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 16] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 17] = [
     (1, "schema", shared(include_str!("../migrations/0001_schema.sql"))),
     (
         2,
@@ -515,6 +517,22 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 16] = [
     (10, "fleets", shared(include_str!("../migrations/0010_fleets.sql"))),
     (11, "cluster", shared(include_str!("../migrations/0011_cluster.sql"))),
     (12, "pod places", shared(include_str!("../migrations/0012_pod_places.sql"))),
+    (
+        13,
+        "rollout steps",
+        [
+            concat!(
+                include_str!("../migrations/0013_rollout_steps.sql"),
+                "\n",
+                include_str!("../migrations/0013_append_only.postgres.sql")
+            ),
+            concat!(
+                include_str!("../migrations/0013_rollout_steps.sql"),
+                "\n",
+                include_str!("../migrations/0013_append_only.sqlite.sql")
+            ),
+        ],
+    ),
     (15, "draft contents", shared(include_str!("../migrations/0015_draft_contents.sql"))),
     (16, "change sets", shared(include_str!("../migrations/0016_change_sets.sql"))),
     (
@@ -543,13 +561,7 @@ const fn shared(sql: &'static str) -> [&'static str; 2] {
 
 /// Runs the migrations that the database has not run, each in a transaction.
 async fn migrate(pool: &AnyPool, backend: Backend) -> StoreResult<()> {
-    let migrations = MIGRATIONS.into_iter().map(|(version, name, [postgres, sqlite])| {
-        let sql = if backend == Backend::Postgres { postgres } else { sqlite };
-        let kind = MigrationType::Simple;
-        Migration::new(version, Cow::Borrowed(name), kind, sql.into_sql_str(), false)
-    });
-    let migrator = Migrator::with_migrations(migrations.collect());
-    migrator.run(pool).await.map_err(|error| match error {
+    migrator(backend, i64::MAX).run(pool).await.map_err(|error| match error {
         MigrateError::Execute(error) => error.into(),
         MigrateError::VersionMissing(version) => StoreError::Refused(format!(
             "it has migration {version}, which a later release of ratelease-control made. Nothing \
@@ -560,9 +572,51 @@ async fn migrate(pool: &AnyPool, backend: Backend) -> StoreResult<()> {
     })
 }
 
+/// The migrations up to the number `last`.
+fn migrator(backend: Backend, last: i64) -> Migrator {
+    let migrations = MIGRATIONS.into_iter().filter(|it| it.0 <= last);
+    let migrations = migrations.map(|(version, name, [postgres, sqlite])| {
+        let sql = if backend == Backend::Postgres { postgres } else { sqlite };
+        let kind = MigrationType::Simple;
+        Migration::new(version, Cow::Borrowed(name), kind, sql.into_sql_str(), false)
+    });
+    Migrator::with_migrations(migrations.collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_rollout_of_an_earlier_release_goes_on_after_the_upgrade() {
+        sqlx::any::install_default_drivers();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rules.db");
+        let old = AnyPoolOptions::new().connect(&sqlite_url(&path).unwrap()).await.unwrap();
+        migrator(Backend::Sqlite, 11).run(&old).await.unwrap();
+        let sql = "INSERT INTO versions (number, at, author, reason) VALUES (1, 1000, 'ci', 'x'); \
+                   INSERT INTO rollouts (id, percent) VALUES (1, 10); \
+                   INSERT INTO rollout_domains (rollout, domain, changed) VALUES (1, 'shop', 3); \
+                   INSERT INTO rollout_steps (version, rollout, stage) VALUES (1, 1, 'shadow'); \
+                   INSERT INTO rollout_counts VALUES (1, 'shop', 1, -2, 7, 2, 1); \
+                   UPDATE counters SET version = 1";
+        old.execute(sqlx::raw_sql(sql)).await.unwrap();
+        old.close().await;
+        let store = Store::open(&Database::Sqlite(path)).await.unwrap();
+        let rollout = store.open_rollouts().await.unwrap().remove(0);
+        let step = |stage| PlanStep { stage, percent: Some(10), wait: None };
+        assert_eq!(rollout.plan, [step(Stage::Shadow), step(Stage::Enforced)]);
+        assert_eq!((rollout.number(), rollout.ends_at(), rollout.next_at()), (1, None, None));
+        let key = CountKey { version: 1, domain: "shop".to_owned(), is_chosen: true };
+        let expected = HitCount { hits: 7, denied: 2, shadow: 1, left_out: 0 };
+        assert_eq!(store.hits(1).await.unwrap().all[&key], expected);
+        let author = Author { name: "test".to_owned(), reason: String::new() };
+        let mut write = store.begin(&author).await.unwrap();
+        write.take_step(&rollout, 2, &[PodRow::default()]).await.unwrap();
+        write.commit().await.unwrap();
+        let rollout = store.open_rollouts().await.unwrap().remove(0);
+        assert_eq!((rollout.number(), rollout.last().shares[0].chosen), (2, 1));
+    }
 
     #[test]
     fn a_postgres_elsewhere_has_tls_unless_the_url_says_otherwise() {

@@ -72,6 +72,9 @@ struct Shared {
     values: Table<ValueMeter>,
     values_folded: ValueMeter,
     hasher: RandomState,
+    /// Hits that candidate rules were not tried on, by their domain. There are as many as rollouts
+    /// have domains.
+    left_out: Mutex<HashMap<Box<str>, u64>>,
 }
 
 /// Indexes of the counters of whole calls, and of descriptors that no rule counts.
@@ -108,6 +111,7 @@ impl Meters {
     pub fn new(options: Options) -> Self {
         let Options { series_max, .. } = options;
         let shared = Shared {
+            left_out: Mutex::default(),
             options,
             took: Latency::default(),
             calls: Striped::new(),
@@ -156,6 +160,15 @@ impl Meters {
             if status.counted.is_some() {
                 self.shared.note_status(request, descriptor, status);
             }
+        }
+    }
+
+    /// Counts the hits of a request that candidate rules were not tried on.
+    pub fn note_left_out(&self, request: &Request<'_>) {
+        let mut left_out = self.shared.left_out.lock();
+        match left_out.get_mut(request.domain) {
+            Some(hits) => *hits = hits.saturating_add(request.hits_addend),
+            None => drop(left_out.insert(request.domain.into(), request.hits_addend)),
         }
     }
 
@@ -888,6 +901,8 @@ pub struct DomainHits {
     pub denied: u64,
     /// Those over a limit in shadow mode, which passed.
     pub shadow: u64,
+    /// Hits besides them that candidate rules were not tried on.
+    pub left_out: u64,
 }
 
 // === impl DomainHits ===
@@ -900,7 +915,8 @@ impl DomainHits {
         let total = self.total.saturating_sub(former.total);
         let denied = self.denied.saturating_sub(former.denied).min(total);
         let shadow = self.shadow.saturating_sub(former.shadow).min(total - denied);
-        Self { total, denied, shadow }
+        let left_out = self.left_out.saturating_sub(former.left_out);
+        Self { total, denied, shadow, left_out }
     }
 
     fn add(&mut self, meter: &RuleMeter) {
@@ -925,6 +941,9 @@ impl Meters {
                 Some(hits) => hits.add(meter),
                 None => hits.entry(meter.domain.clone()).or_default().add(meter),
             }
+        }
+        for (domain, left_out) in &*self.shared.left_out.lock() {
+            hits.entry(domain.clone()).or_default().left_out = *left_out;
         }
         hits
     }

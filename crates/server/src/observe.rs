@@ -67,6 +67,13 @@ impl Observers {
         }
     }
 
+    /// Records a request that candidate rules were not tried on.
+    pub fn note_left_out(&self, request: &Request<'_>) {
+        if let Some(meters) = &self.meters {
+            meters.note_left_out(request);
+        }
+    }
+
     /// Records a request for which the store gave no verdict, and what it would have charged.
     pub fn note_unanswered(&self, request: &Request<'_>, resolved: &[Resolved<'_>]) {
         if let Some(meters) = &self.meters {

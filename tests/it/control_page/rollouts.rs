@@ -14,9 +14,9 @@ use crate::support::ratelease::Ratelease;
 /// Limit for what takes a few seconds, on a machine that also compiles.
 pub(super) const SOON: Duration = Duration::from_secs(40);
 
-/// The first rollout of a database with half of all pods chooses the second of these: the hash of
-/// the rollout and the id says so.
-const PODS: [&str; 2] = ["pod-0", "pod-1"];
+/// Two pods. The first rollout of a database with half of the pods chooses the second one, which has
+/// the lower hash of the rollout and the id.
+const PODS: [&str; 2] = ["pod-1", "pod-0"];
 
 /// Why the next step of a rollout is taken.
 const REASON: &str = "main form [data-field=reason]";
@@ -73,6 +73,7 @@ async fn a_rollout_is_begun_watched_and_advanced_to_all_pods() {
     for pod in [&other, &chosen] {
         pod.ready().await;
     }
+    control.lists(2).await;
     go(&mut browser, "#/changes", CHANGES).await;
     put(&mut browser, "[data-field=\"pods.percent\"]", "50").await;
     put(&mut browser, "#rolling-out [data-field=reason]", "fewer").await;

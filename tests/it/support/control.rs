@@ -1,5 +1,6 @@
 //! `ratelease-control` as a process of its own, on SQLite in a directory of the test.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -126,6 +127,16 @@ impl Control {
     /// Sends a request, which has to succeed.
     pub(crate) async fn call(&self, method: &str, path: &str, body: &Value) -> Value {
         self.send(method, path, &[("if-match", "*")], body).await
+    }
+
+    /// Waits until so many pods that run rules are listed: a percentage chooses some of these.
+    pub(crate) async fn lists(&self, pods: usize) {
+        let listed = async || {
+            let list = self.call("GET", "/v1/pods", &Value::Null).await;
+            let run = list["pods"].as_array().unwrap().iter().filter(|it| it["accepted"] != 0);
+            run.map(|it| it["node"].to_string()).collect::<BTreeSet<_>>().len() == pods
+        };
+        self.process.until("the list of all pods", START_MAX, listed).await;
     }
 
     /// The body of a page, as it is.

@@ -134,15 +134,14 @@ async fn pods(
     let (mut pods, has_more) = app.lists().pods(caller.domains(), &after, limit).await?;
     let next = pods.last().filter(|_| has_more).map(PodRow::place);
     if let Some(domains) = caller.domains() {
-        let open = app.lists().open_rollout().await?.filter(|it| is_seen_by(&caller, it));
+        let mut open = app.lists().open_rollouts().await?;
+        open.retain(|it| is_seen_by(&caller, it));
         let mut versions = OwnVersions { app: &app, domains, known: BTreeMap::new() };
         version = versions.last_until(version).await?;
         for pod in &mut pods {
             versions.show(pod).await?;
             pod.fault.clear();
-            if open.as_ref().is_none_or(|it| it.id != pod.chosen_by) {
-                pod.chosen_by = 0;
-            }
+            pod.chosen_by.retain(|id| open.iter().any(|it| it.id == *id));
         }
     }
     Ok(Json(PodList { version, pods, next }))

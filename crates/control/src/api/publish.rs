@@ -13,6 +13,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::StatusCode;
+use jiff::Timestamp;
 use ratelease_rules::{Source, candidate_of};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -30,10 +31,11 @@ use crate::document::{
     Difference, Document, FieldFault, check_together, compile, difference, memory_for_rules, mib,
     need_at_most, read,
 };
-use crate::push::{PublishedDomain, ROLLBACK_AUTHOR};
+use crate::push::{PublishedDomain, ROLLBACK_REASON, ROLLOUT_AUTHOR};
 use crate::rates::{Excess, PUBLISHED_KIB_A_MINUTE, PUBLISHED_KIB_MAX};
 use crate::store::{
-    DraftDomain, PublishedText, Replacement, Rollout, Stage, StoreError, VersionRow, Write,
+    DraftDomain, PublishedText, Replacement, Rollout, RolloutTexts, Stage, StoreError, VersionRow,
+    Write,
 };
 use crate::work::heavy;
 
@@ -404,8 +406,9 @@ async fn versions(
 /// Hides the control plane's reason for a roll back from a token that is for some domains: it names
 /// domains and their hits.
 pub fn hide_reason(caller: &Caller, author: &str, reason: &mut String) {
-    if caller.domains().is_some() && author == ROLLBACK_AUTHOR {
-        "chosen pods denied too much".clone_into(reason);
+    if caller.domains().is_some() && author == ROLLOUT_AUTHOR && reason.starts_with(ROLLBACK_REASON)
+    {
+        ROLLBACK_REASON.clone_into(reason);
     }
 }
 
@@ -611,10 +614,8 @@ pub async fn approve(
     let approved = Approved { version: published.version };
     let published = &published.domains;
     // Read after the version: a step of it meanwhile is a version, and ends this attempt.
-    let rollout = app.store.open_rollout().await?;
-    if let Some(open) = &rollout {
-        refuse_rolled_out(open, texts)?;
-    }
+    let rollouts = app.store.open_rollouts().await?;
+    refuse_rolled_out(&rollouts, texts.iter().map(|it| &*it.domain), callers)?;
     let overlay = overlay_of(texts);
     if overlay.iter().all(|(domain, text)| hash_of(published.get(domain)) == hash_of(text.as_ref()))
     {
@@ -627,9 +628,7 @@ pub async fn approve(
     let after = bytes_of_all(&next);
     let max = app.settings.push_bytes_max;
     if after <= max {
-        if let Some(open) = &rollout {
-            check_rollout(app, callers, &next, open).await?;
-        }
+        check_rollouts(app, callers, &next, &rollouts, Vec::new()).await?;
         check_set(app, next, Some(published)).await?;
     } else if after >= before {
         return Err(too_many_bytes(app, after, texts.iter().map(bytes_of).sum()));
@@ -708,14 +707,15 @@ fn bytes_of_all(domains: &Domains) -> usize {
     domains.values().map(|it| it.text().len()).sum()
 }
 
-/// What chosen pods have in `stage` of a rollout, instead of published domains or beside them.
+/// The domains that pods of a rollout may run in `stage`, instead of the published ones or beside
+/// them.
 async fn overlay_of_rollout(
     app: &App,
     rollout: &Rollout,
     stage: Stage,
 ) -> Result<Overlay, Problem> {
     let mut overlay = Vec::new();
-    for (name, hash) in rollout.hashes(stage) {
+    for (name, hash) in rollout.hashes(stage).chain(rollout.others(stage)) {
         let mut domain = None;
         if let Some(hash) = hash {
             let text = app.store.text(hash).await?;
@@ -726,15 +726,28 @@ async fn overlay_of_rollout(
     Ok(overlay)
 }
 
-/// Refuses what chosen pods would refuse: what is published, with these texts instead.
-async fn check_overlay(
+/// The largest set of domains that a pod may have: an overlay replaces a published domain if it is
+/// larger. Each pod runs the overlays of some rollouts only.
+fn largest_of(published: &Domains, overlay: Overlay) -> Domains {
+    let mut domains = published.clone();
+    for (name, domain) in overlay {
+        let Some(domain) = domain else { continue };
+        let former = domains.get(&name).map_or(0, |it| it.text().len());
+        if domain.text().len() > former {
+            domains.insert(name, domain);
+        }
+    }
+    domains
+}
+
+/// Refuses what pods would refuse: `domains`, to which texts of so many bytes belong that are not
+/// published.
+async fn check_domains(
     app: &App,
     callers: &[Caller],
     published: &Domains,
-    overlay: Overlay,
+    (domains, own): (Domains, usize),
 ) -> Result<(), Problem> {
-    let own = overlay.iter().map(|(_, it)| it.as_ref().map_or(0, |it| it.text().len())).sum();
-    let domains = laid_over(published, overlay);
     check_shares(app, callers, published, &domains).await?;
     let bytes = bytes_of_all(&domains);
     if bytes > app.settings.push_bytes_max {
@@ -743,22 +756,32 @@ async fn check_overlay(
     check_set(app, domains, None).await
 }
 
-/// Compiles what chosen pods would have in each stage, given the texts of both stages.
+fn bytes_of_overlay(overlay: &Overlay) -> usize {
+    overlay.iter().map(|(_, it)| it.as_ref().map_or(0, |it| it.text().len())).sum()
+}
+
+/// Compiles what pods would have in each stage of a rollout that is to begin, also beside those that
+/// are under way.
 ///
 /// # Errors
-/// Refuses what these pods would refuse.
+/// Refuses what these pods would refuse, and domains of another rollout.
 pub async fn approve_rollout(
     app: &App,
-    caller: &Caller,
-    texts: &[(PublishedText, PublishedText)],
+    callers: &[Caller],
+    texts: &[RolloutTexts],
 ) -> Result<Approved, Problem> {
     let published = app.last_published().await?;
-    let (shadows, drafts): (Vec<_>, Vec<_>) = texts.iter().cloned().unzip();
-    take_publication(app, from_ref(caller), &published.domains, &drafts)?;
-    for stage in [shadows, drafts] {
-        check_domain_bytes(app, &stage)?;
-        check_overlay(app, from_ref(caller), &published.domains, overlay_of(&stage)).await?;
+    let rollouts = app.store.open_rollouts().await?;
+    refuse_rolled_out(&rollouts, texts.iter().map(|it| &*it.draft.domain), callers)?;
+    let drafts: Vec<_> = texts.iter().map(|it| it.draft.clone()).collect();
+    take_publication(app, callers, &published.domains, &drafts)?;
+    let mut own = Vec::new();
+    for it in texts {
+        let texts = [it.shadow.clone(), it.others.clone(), it.draft.clone()];
+        check_domain_bytes(app, &texts)?;
+        own.extend(overlay_of(&texts));
     }
+    check_rollouts(app, callers, &published.domains, &rollouts, own).await?;
     Ok(Approved { version: published.version })
 }
 
@@ -773,47 +796,77 @@ pub async fn approve_end(
 ) -> Result<Approved, Problem> {
     let published = app.last_published().await?;
     let overlay = overlay_of_rollout(app, rollout, Stage::All).await?;
-    check_overlay(app, from_ref(caller), &published.domains, overlay).await?;
+    let own = bytes_of_overlay(&overlay);
+    let domains = laid_over(&published.domains, overlay);
+    check_domains(app, from_ref(caller), &published.domains, (domains, own)).await?;
     Ok(Approved { version: published.version })
 }
 
-/// Refuses to publish what the chosen pods of a rollout would refuse, now or at its next stage.
-async fn check_rollout(
+/// Refuses to publish `next` if a pod would refuse it beside what these rollouts may have it run, now
+/// or at a later step. `own` is of one that is to begin.
+async fn check_rollouts(
     app: &App,
     callers: &[Caller],
     next: &Domains,
-    open: &Rollout,
+    rollouts: &[Rollout],
+    own: Overlay,
 ) -> Result<(), Problem> {
-    let present = open.last().stage;
-    for stage in [Stage::Shadow, Stage::Enforced].into_iter().filter(|it| *it >= present) {
-        let overlay = overlay_of_rollout(app, open, stage).await?;
-        check_overlay(app, callers, next, overlay).await?;
+    let mut overlay = own;
+    for open in rollouts {
+        let present = open.last().stage;
+        for stage in [Stage::Shadow, Stage::Enforced].into_iter().filter(|it| *it >= present) {
+            overlay.extend(overlay_of_rollout(app, open, stage).await?);
+        }
     }
-    Ok(())
+    if overlay.is_empty() {
+        return Ok(());
+    }
+    let own = bytes_of_overlay(&overlay);
+    check_domains(app, callers, next, (largest_of(next, overlay), own)).await
 }
 
 fn bytes_of(text: &PublishedText) -> usize {
     text.yaml.as_ref().map_or(0, String::len)
 }
 
-/// Refuses to publish domains of a rollout that is under way.
-fn refuse_rolled_out(open: &Rollout, texts: &[PublishedText]) -> Result<(), Problem> {
-    let is_of = |text: &&PublishedText| open.domains.iter().any(|it| it.domain == text.domain);
-    match texts.iter().find(is_of) {
+/// Refuses to publish domains of rollouts that are under way, to callers who may use these domains.
+pub fn refuse_rolled_out<'d>(
+    rollouts: &[Rollout],
+    mut domains: impl Iterator<Item = &'d str>,
+    callers: &[Caller],
+) -> Result<(), Problem> {
+    let of = |domain: &str| {
+        rollouts.iter().find(|open| open.domains.iter().any(|it| it.domain == domain))
+    };
+    match domains.find_map(|domain| Some((domain, of(domain)?))) {
+        Some((domain, open)) => Err(under_way(open, domain, callers)),
         None => Ok(()),
-        Some(text) => {
-            let domain = ratelease_rules::excerpt(&text.domain);
-            Err(under_way(open, &format!("'{domain}'")))
-        }
     }
 }
 
-/// Why `what` is refused while a rollout is under way.
-pub fn under_way(open: &Rollout, what: &str) -> Problem {
+/// Says why a domain has to wait for a rollout that is under way: who began the rollout, how the
+/// callers can end it, and when it ends by itself.
+fn under_way(open: &Rollout, domain: &str, callers: &[Caller]) -> Problem {
     let id = open.id;
+    let domain = ratelease_rules::excerpt(domain);
+    let author = open.steps.first().map_or("", |it| &it.author);
+    let (author, stage) = (ratelease_rules::excerpt(author), open.last().stage.name());
+    let is_own = open.domains.iter().all(|it| callers.iter().all(|of| of.may_use(&it.domain)));
+    let cure = match is_own {
+        true => format!(
+            "Advance it to all with /v1/rollouts/{id}/advance, or end it with \
+             /v1/rollouts/{id}/abort"
+        ),
+        false => "It has domains that the token is not for: ask that author, or an administrator, \
+                  to end it"
+            .to_owned(),
+    };
+    let end = open.ends_at().and_then(|at| Timestamp::from_millisecond(at).ok());
+    let end = end
+        .map_or_else(String::new, |at| format!(". Without a step until {at:.0} it ends by itself"));
     let detail = format!(
-        "{what} has to wait: the rollout {id} is under way. Advance it to all with \
-         /v1/rollouts/{id}/advance, or end it with /v1/rollouts/{id}/abort"
+        "'{domain}' has to wait: the rollout {id}, which {author} began, is at the stage '{stage}'. \
+         {cure}{end}"
     );
     Problem::conflict("rollout-under-way", detail).with("rollout", json!(id))
 }

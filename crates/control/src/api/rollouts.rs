@@ -3,6 +3,7 @@
 //! next step.
 
 use std::collections::BTreeMap;
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use axum::extract::{Path, State};
@@ -10,6 +11,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::StatusCode;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{OpenApi, ToSchema};
@@ -21,13 +23,15 @@ use super::call::{
 };
 use super::publish::{
     ATTEMPTS_MAX, Approved, Checked, Selection, approve_end, approve_rollout, check_drafts,
-    compile_all, hide_reason, published, under_way,
+    compile_all, hide_reason, published, refuse_rolled_out,
 };
+use super::rollout_terms::{OpenStage, PodsInput, RolloutTerms, StepInput, Terms, duration};
 use crate::auth::Caller;
-use crate::document::{Document, FieldFault, difference, shadow};
+use crate::document::{Document, FieldFault, difference, longest_window, shadow as shadow_of};
+use crate::gate::{Gate, window_not_turned};
 use crate::store::{
-    Bound, Choice, CountKey, HitCount, LABEL_BYTES_MAX, NewRollout, PodRow, PublishedText, Rollout,
-    RolloutStep, Stage, StepHits, Store, StoreError, Write,
+    Bound, Choice, CountKey, HitCount, NewRollout, PlanStep, PodRow, PublishedText, Rollout,
+    RolloutStep, RolloutTexts, Stage, StepHits, Store, StoreError, Write,
 };
 use crate::work::heavy;
 
@@ -46,6 +50,25 @@ struct StepTaken {
     version: i64,
     /// The domains that it changes.
     domains: Vec<String>,
+    /// The number of the plan's step; absent for one that ends the rollout.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step: Option<usize>,
+    /// How many pods serve each domain, and how many were chosen, if a percentage was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pods: Vec<ShareView>,
+}
+
+/// The part of a domain's pods that a step has chosen.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+struct ShareView {
+    /// The domain.
+    domain: String,
+    /// How many of a hundred were asked for.
+    percent: u8,
+    /// The pods that served the domain when the step was taken.
+    serve: usize,
+    /// How many of these pods it chose.
+    chosen: usize,
 }
 
 /// Describes the calls.
@@ -68,34 +91,36 @@ pub fn long_calls() -> Router<Arc<App>> {
 
 /// Begin a rollout: some pods run the draft
 ///
-/// With `If-Match`, only what `/v1/check` reported is rolled out. One rollout at a time.
+/// With `If-Match`, only what `/v1/check` reported is rolled out. A domain is in one rollout at a time.
 #[utoipa::path(post, tag = "rollouts", path = "/v1/rollouts",
     params(("If-Match" = Option<String>, Header), WriteQuery), request_body = RolloutInput,
     responses((status = 201, description = "Begun, and committed", body = StepTaken),
     CommonProblems))]
 async fn begin(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response, Ending> {
-    let RolloutInput { domains, pods, stage, bound } = call.json()?;
-    let (choice, bound) = checked(pods, bound)?;
+    let (domains, terms) = call.json::<RolloutInput>()?.checked()?;
     // Before the turn, so that no others wait while a draft that is too large compiles.
     check_drafts(&app, &call.caller, Selection { domains: domains.clone() }).await?;
     app.take_publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
         let selection = Selection { domains: domains.clone() };
         let prepared = prepare(&app, &call, selection).await;
+        let pods = app.store.pod_versions().await?;
         let mut write = call.begin(&app).await?;
-        if let Some(open) = write.open_rollout().await? {
-            return Err(under_way(&open, "a rollout").into());
-        }
         if write.last_version().await? == 0 {
             return Err(nothing_published().into());
         }
-        let Prepared { texts, base, approved } = prepared?;
+        let Prepared { texts, longest_window, base, approved } = prepared?;
+        let open = write.open_rollouts().await?;
+        let names = texts.iter().map(|it| &*it.draft.domain);
+        refuse_rolled_out(&open, names, from_ref(&call.caller))?;
         // The shadows were made of what was published at `base`.
         if write.last_version().await? != base || !approved.is_current(&mut write).await? {
             continue;
         }
-        let new = NewRollout { choice, bound, stage: stage.into(), texts };
-        let taken = add(&mut write, &new).await?;
+        let Terms { choice, bound, plan, time_limit } = terms;
+        let time_limit = Some(time_limit);
+        let new = NewRollout { choice, bound, plan, time_limit, longest_window, texts };
+        let taken = add(&mut write, &new, &pods).await?;
         return call.finish(&app, write, StatusCode::CREATED, None, &taken).await;
     }
     Err(Problem::raced().into())
@@ -103,8 +128,9 @@ async fn begin(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response,
 
 /// What a rollout begins with, compiled before its transaction.
 struct Prepared {
-    /// For each domain the text of the stage `shadow`, and that of the draft.
-    texts: Vec<(PublishedText, PublishedText)>,
+    texts: Vec<RolloutTexts>,
+    /// Seconds of the longest window of the limits that change.
+    longest_window: i64,
     /// The version that the stage `shadow` was made of.
     base: i64,
     approved: Approved,
@@ -112,20 +138,29 @@ struct Prepared {
 
 async fn prepare(app: &App, call: &WriteCall, selection: Selection) -> Result<Prepared, Problem> {
     let base = app.store.last_version().await?;
-    let (etag, texts) = texts(app, &call.caller, selection).await?;
+    let (etag, texts, longest_window) = texts(app, &call.caller, selection).await?;
     call.need_draft(&etag)?;
-    let approved = approve_rollout(app, &call.caller, &texts).await?;
-    Ok(Prepared { texts, base, approved })
+    let approved = approve_rollout(app, from_ref(&call.caller), &texts).await?;
+    Ok(Prepared { texts, longest_window, base, approved })
 }
 
-async fn add(write: &mut Write, new: &NewRollout) -> Result<StepTaken, Problem> {
-    let version = write.begin_rollout(new).await?;
-    let rollout = version.rollout.unwrap_or_default();
-    if let Some(rollout) = write.rollout(rollout).await? {
-        write.note_rollout(&rollout, new.stage, version.number).await?;
-    }
-    let domains = new.texts.iter().map(|(_, text)| text.domain.clone()).collect();
-    Ok(StepTaken { rollout, stage: new.stage.name(), version: version.number, domains })
+async fn add(
+    write: &mut Write,
+    new: &NewRollout,
+    pods: &[PodRow],
+) -> Result<StepTaken, StoreError> {
+    let version = write.begin_rollout(new, pods).await?;
+    note_step(write, version.rollout.unwrap_or_default()).await
+}
+
+/// Notes the last step of a rollout in the audit log.
+async fn note_step(write: &mut Write, id: i64) -> Result<StepTaken, StoreError> {
+    let rollout = write.rollout(id).await?;
+    let lost = || StoreError::Internal(format!("the rollout {id} is not there"));
+    let rollout = rollout.ok_or_else(lost)?;
+    let RolloutStep { stage, version, .. } = *rollout.last();
+    write.note_rollout(&rollout, stage, version).await?;
+    Ok(taken(&rollout))
 }
 
 fn nothing_published() -> Problem {
@@ -134,9 +169,9 @@ fn nothing_published() -> Problem {
     Problem::conflict("nothing-published", detail)
 }
 
-/// Advance a rollout to a later stage
+/// Advance a rollout to a later step
 ///
-/// Repeated at the stage that it is at, it changes nothing.
+/// By default to the next one. Repeated with the stage or the step that it is at, it changes nothing.
 #[utoipa::path(post, tag = "rollouts", path = "/v1/rollouts/{id}/advance",
     params(("id" = i64, Path), WriteQuery),
     request_body = AdvanceInput, responses((status = 200, description = "Committed",
@@ -146,34 +181,40 @@ async fn advance(
     Path(id): Path<String>,
     call: WriteCall,
 ) -> Result<Response, Ending> {
-    let AdvanceInput { stage, force } = call.json()?;
-    let stage = Stage::from(stage);
+    let asked: AdvanceInput =
+        if call.body.is_empty() { AdvanceInput::default() } else { call.json()? };
     app.take_publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
-        let approved = match stage {
-            Stage::All => approve_last(&app, &call, &id).await,
-            _ => Ok(None),
-        };
+        let approved = approve_last(&app, &call, &id, &asked).await;
+        let pods = app.store.pod_versions().await?;
         let (mut write, rollout) = own(&app, &call, &id).await?;
-        let last = rollout.last();
-        if last.stage == stage {
-            let taken = taken(&rollout, stage, last.version);
-            return call.finish(&app, write, StatusCode::OK, None, &taken).await;
+        let number = asked.number(&rollout)?;
+        if is_at(&rollout, number) {
+            return call.finish(&app, write, StatusCode::OK, None, &taken(&rollout)).await;
         }
-        need_open(&rollout, stage)?;
-        if !force {
-            let rows = app.store.connected_pods(None).await?;
-            pass_gate(&rollout, &rows, &app.store.hits(last.version).await?)?;
+        need_open(&rollout, number)?;
+        if !asked.force {
+            let rows = app.store.connected_pods(Some(&rollout.names())).await?;
+            pass_gate(&rollout, &rows, &app.store.hits(rollout.last().version).await?)?;
         }
         if let Some(approved) = approved?
             && !approved.is_current(&mut write).await?
         {
             continue;
         }
-        let taken = step(&mut write, &rollout, stage).await?;
+        write.take_step(&rollout, number, &pods).await?;
+        let taken = note_step(&mut write, rollout.id).await?;
         return call.finish(&app, write, StatusCode::OK, None, &taken).await;
     }
     Err(Problem::raced().into())
+}
+
+/// Whether the rollout is at the step of this number, or has ended with it.
+fn is_at(rollout: &Rollout, number: usize) -> bool {
+    match rollout.planned(number) {
+        Some(_) => rollout.last().stage.is_open() && rollout.number() == number,
+        None => rollout.last().stage == Stage::All,
+    }
 }
 
 /// Whether the chosen pods show that the next step may be taken.
@@ -181,54 +222,39 @@ async fn advance(
 /// # Errors
 /// They deny more than the bound allows, or show too little to tell.
 fn pass_gate(rollout: &Rollout, rows: &[PodRow], hits: &StepHits) -> Result<(), Problem> {
-    if let Some(why) = rollout.bound.and_then(|bound| exceeding(&bound, rollout, hits)) {
-        let detail = format!("{why}; change the rules, or send force: true");
-        return Err(Problem::conflict("bound-exceeded", detail));
-    }
-    match inconclusive(rollout, rows, hits) {
-        Some(why) => {
-            let detail =
-                format!("{why}, so that nothing is known of the draft; wait, or send force: true");
+    match Gate::of(rollout, rows, hits, now()) {
+        Gate::Open => Ok(()),
+        Gate::Exceeded(why) => {
+            let detail = format!("{why}; change the rules, or send force: true");
+            Err(Problem::conflict("bound-exceeded", detail))
+        }
+        Gate::Inconclusive(why) => {
+            let detail = format!(
+                "{why}, so that too little is known of the draft; wait, or send force: true"
+            );
             Err(Problem::conflict("inconclusive", detail))
         }
-        None => Ok(()),
     }
 }
 
-/// Why the chosen pods show too little of a rollout for its next step, in words; `None` if they show
-/// enough. Without a bound one chosen pod is enough: a person looks at the hits then.
-fn inconclusive(rollout: &Rollout, rows: &[PodRow], hits: &StepHits) -> Option<String> {
-    if !rows.iter().any(|row| row.chosen_by == rollout.id) {
-        return Some("no chosen pod is connected".to_owned());
-    }
-    let version = rollout.last().version;
-    let bound = rollout.bound?;
-    let of = |domain: &str| {
-        let key = CountKey { version, domain: domain.to_owned(), is_chosen: true };
-        hits.weighed.get(&key).map_or(0, |it| it.hits)
-    };
-    let hits_min = u64::try_from(bound.hits_min).unwrap_or_default();
-    let few = rollout.domains.iter().map(|it| (&*it.domain, of(&it.domain)));
-    let few: Vec<_> = few.filter(|(_, hits)| *hits < hits_min).collect();
-    let named = few.iter().take(NAMED_MAX).map(|(domain, hits)| {
-        let domain = ratelease_rules::excerpt(domain);
-        format!("'{domain}' {hits}")
-    });
-    let named: Vec<_> = named.collect();
-    let others = few.len() - named.len();
-    let others = if others > 0 { format!(" and {others} others") } else { String::new() };
-    let named = named.join(", ");
-    (!few.is_empty()).then(|| {
-        format!("the chosen pods had fewer than the {hits_min} hits of the bound: {named}{others}")
-    })
+/// The time in milliseconds since the Unix epoch.
+fn now() -> i64 {
+    Timestamp::now().as_millisecond()
 }
 
-/// Compiles what the last step of a rollout would publish; `None` if the caller sees no such
-/// rollout, or if it has ended.
-async fn approve_last(app: &App, call: &WriteCall, id: &str) -> Result<Option<Approved>, Problem> {
+/// Compiles the rules that the last step of a rollout publishes; `None` if another step is asked
+/// for, if the caller sees no such rollout, or if it has ended.
+async fn approve_last(
+    app: &App,
+    call: &WriteCall,
+    id: &str,
+    asked: &AdvanceInput,
+) -> Result<Option<Approved>, Problem> {
     let rollout = app.store.rollout(number(id)?).await?;
     let rollout = rollout.filter(|it| is_seen_by(&call.caller, it));
-    match rollout.filter(|it| it.last().stage.is_open()) {
+    let rollout = rollout.filter(|it| it.last().stage.is_open());
+    let is_last = |it: &Rollout| asked.number(it).is_ok_and(|it_is| it.planned(it_is).is_none());
+    match rollout.filter(is_last) {
         Some(rollout) => approve_end(app, &call.caller, &rollout).await.map(Some),
         None => Ok(None),
     }
@@ -244,12 +270,12 @@ async fn abort(
     call: WriteCall,
 ) -> Result<Response, Ending> {
     let (mut write, rollout) = own(&app, &call, &id).await?;
-    let last = rollout.last();
-    let taken = if last.stage == Stage::Aborted {
-        taken(&rollout, last.stage, last.version)
+    let taken = if rollout.last().stage == Stage::Aborted {
+        taken(&rollout)
     } else {
-        need_open(&rollout, Stage::Aborted)?;
-        step(&mut write, &rollout, Stage::Aborted).await?
+        need_open(&rollout, usize::MAX)?;
+        write.end_rollout(&rollout, Stage::Aborted).await?;
+        note_step(&mut write, rollout.id).await?
     };
     call.finish(&app, write, StatusCode::OK, None, &taken).await
 }
@@ -286,28 +312,23 @@ async fn read(
     Ok(Json(view(&app, &caller, &rollout).await?))
 }
 
-/// The entity tag of the draft, and for each domain that differs the text of the stage `shadow` and
-/// that of the draft.
+/// The entity tag of the draft, the texts of each domain that differs, and the seconds of the longest
+/// window of the limits that change.
 async fn texts(
     app: &App,
     caller: &Caller,
     selection: Selection,
-) -> Result<(String, Vec<(PublishedText, PublishedText)>), Problem> {
+) -> Result<(String, Vec<RolloutTexts>, i64), Problem> {
     let checked = check_drafts(app, caller, selection).await?;
     let etag = checked.etag();
     let before = published(app, &checked.documents).await?;
     let Checked { texts, documents, .. } = checked;
-    let shadows = heavy(move |_| -> Vec<_> {
-        let pairs = documents.iter().zip(&before);
-        let shadow = |(after, before): (&Document, &Document)| {
-            (!difference(before, after).is_empty()).then(|| shadow(before, after))
-        };
-        pairs.map(shadow).collect()
+    let candidates = heavy(move |_| -> Vec<_> {
+        documents.iter().zip(&before).map(|(after, before)| Candidates::of(before, after)).collect()
     });
-    let differing = texts.into_iter().zip(shadows.await?);
-    let differing = differing.filter_map(|(text, shadow)| Some((text, shadow?)));
-    let (drafts, shadows): (Vec<_>, Vec<_>) = differing.unzip();
-    let changed = drafts.iter().map(|it| it.changed).collect();
+    let differing = texts.into_iter().zip(candidates.await?);
+    let differing = differing.filter_map(|(text, candidates)| Some((text, candidates?)));
+    let (drafts, candidates): (Vec<_>, Vec<_>) = differing.unzip();
     if drafts.is_empty() || drafts.len() > DOMAINS_MAX {
         let count = drafts.len();
         let detail = format!(
@@ -316,8 +337,52 @@ async fn texts(
         );
         return Err(Problem::conflict("nothing-to-roll-out", detail));
     }
-    let shadows = compile_all(app, shadows, changed).await?.texts;
-    Ok((etag, shadows.into_iter().zip(drafts).collect()))
+    let window = candidates.iter().map(|it| longest_window(&it.shadow)).max().unwrap_or_default();
+    Ok((etag, rollout_texts(app, candidates, drafts).await?, window))
+}
+
+/// The candidate rules of a domain.
+#[derive(Debug)]
+pub struct Candidates {
+    /// The rules that the draft adds or changes: chosen pods try these.
+    pub shadow: Document,
+    /// The published text of the same rules: the other pods count by these, so that a key has the
+    /// count that it would have if the chosen pods enforced the draft.
+    pub others: Document,
+}
+
+// === impl Candidates ===
+
+impl Candidates {
+    /// Compares a draft with the published rules, `before`; `None` if they do not differ.
+    pub fn of(before: &Document, after: &Document) -> Option<Self> {
+        if difference(before, after).is_empty() {
+            return None;
+        }
+        let shadow = shadow_of(before, after);
+        let domain = &after.domain;
+        let others = match shadow.records.is_empty() {
+            true => Document { domain: shadow.domain.clone(), ..Document::default() },
+            false => shadow_of(after, &Document { domain: domain.clone(), ..before.clone() }),
+        };
+        Some(Self { shadow, others })
+    }
+}
+
+/// Compiles the candidate rules of these drafts.
+pub async fn rollout_texts(
+    app: &App,
+    candidates: Vec<Candidates>,
+    drafts: Vec<PublishedText>,
+) -> Result<Vec<RolloutTexts>, Problem> {
+    let changed: Vec<_> = drafts.iter().map(|it| it.changed).collect();
+    let (shadows, others): (Vec<_>, Vec<_>) =
+        candidates.into_iter().map(|it| (it.shadow, it.others)).unzip();
+    let shadows = compile_all(app, shadows, changed.clone()).await?.texts;
+    let others = compile_all(app, others, changed).await?.texts;
+    let texts = shadows.into_iter().zip(others).zip(drafts);
+    let texts = texts.map(|((shadow, others), draft)| RolloutTexts { shadow, others, draft });
+    Ok(texts.collect())
 }
 
 /// Begins a write of a rollout, all of whose domains the caller may use.
@@ -335,9 +400,9 @@ async fn own(app: &App, call: &WriteCall, id: &str) -> Result<(Box<Write>, Rollo
 }
 
 /// Refuses a step of a rollout that has ended, or a step back.
-fn need_open(rollout: &Rollout, stage: Stage) -> Result<(), Problem> {
+fn need_open(rollout: &Rollout, number: usize) -> Result<(), Problem> {
     let present = rollout.last().stage;
-    if present.is_open() && present < stage {
+    if present.is_open() && rollout.number() < number {
         return Ok(());
     }
     let id = rollout.id;
@@ -346,15 +411,25 @@ fn need_open(rollout: &Rollout, stage: Stage) -> Result<(), Problem> {
     Err(Problem::conflict("rollout-ended", detail).with("stage", json!(present)))
 }
 
-async fn step(write: &mut Write, rollout: &Rollout, stage: Stage) -> Result<StepTaken, Problem> {
-    let version = write.step_rollout(rollout, stage).await?.number;
-    write.note_rollout(rollout, stage, version).await?;
-    Ok(taken(rollout, stage, version))
+/// The last step of a rollout, all of whose domains the caller may use.
+fn taken(rollout: &Rollout) -> StepTaken {
+    let RolloutStep { stage, version, number, .. } = *rollout.last();
+    let domains = rollout.names();
+    let pods = shares(rollout.last(), |_| true);
+    StepTaken { rollout: rollout.id, stage: stage.name(), version, domains, step: number, pods }
 }
 
-fn taken(rollout: &Rollout, stage: Stage, version: i64) -> StepTaken {
-    let domains = rollout.domains.iter().map(|it| it.domain.clone()).collect();
-    StepTaken { rollout: rollout.id, stage: stage.name(), version, domains }
+/// The parts of pods that a step has chosen, for the domains that its reader may know.
+fn shares(step: &RolloutStep, is_known: impl Fn(&str) -> bool) -> Vec<ShareView> {
+    let Some(percent) = step.percent else { return Vec::new() };
+    let known = step.shares.iter().filter(|it| is_known(&it.domain));
+    let share = known.map(|it| ShareView {
+        domain: it.domain.clone(),
+        percent,
+        serve: it.pods,
+        chosen: it.chosen,
+    });
+    share.collect()
 }
 
 fn number(id: &str) -> Result<i64, Problem> {
@@ -375,47 +450,18 @@ fn no_rollout(id: &str) -> Problem {
 struct RolloutInput {
     /// These domains; by default those with changes that the token may use.
     domains: Option<Vec<String>>,
-    /// Which pods run the draft.
-    pods: PodsInput,
-    /// The first stage.
-    #[serde(default)]
-    stage: OpenStage,
+    /// The pods that run the draft; may be left out if the first of `steps` has a percentage.
+    pods: Option<PodsInput>,
+    /// The first stage of a rollout without `steps`: `shadow` by default.
+    stage: Option<OpenStage>,
+    /// The steps, at most 20. After the last one the rules are published. By default a step
+    /// `shadow`, unless `stage` is `enforced`, and a step `enforced`, without waits.
+    steps: Option<Vec<StepInput>>,
     /// When to roll back without being asked.
     bound: Option<Bound>,
-}
-
-/// Which pods are chosen: exactly one of these.
-#[derive(Debug, Deserialize, Serialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-struct PodsInput {
-    /// So many of a hundred, 1 to 100, by a hash of the rollout and the node's id.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 100)]
-    percent: Option<i64>,
-    /// Those whose nodes have this in their metadata.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    label: Option<LabelInput>,
-}
-
-/// A key of the metadata of nodes, and its value.
-#[derive(Debug, Deserialize, Serialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-struct LabelInput {
-    /// The key.
-    key: String,
-    /// The value, which is text.
-    value: String,
-}
-
-/// A stage in which pods run different rules.
-#[derive(Debug, Default, Clone, Copy, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-enum OpenStage {
-    /// Chosen pods count what the changed rules would deny.
-    #[default]
-    Shadow,
-    /// Chosen pods enforce them.
-    Enforced,
+    /// How long it may be without a step after the wait of the last one until it ends by itself, as in
+    /// `24h`, which is the default: 30 days at most.
+    time_limit: Option<String>,
 }
 
 /// A later stage.
@@ -428,74 +474,57 @@ enum LaterStage {
     All,
 }
 
-/// Where a rollout is to go.
-#[derive(Debug, Deserialize, ToSchema)]
+/// Where a rollout is to go: to the next step, unless it says another one.
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct AdvanceInput {
-    /// The stage.
-    stage: LaterStage,
-    /// Whether to go on although more would be denied than the bound allows.
+    /// The first step of this stage.
+    stage: Option<LaterStage>,
+    /// The step of this number, from 2; the number after the last one publishes.
+    step: Option<usize>,
+    /// Whether to go on although the chosen pods deny too much, or show too little.
     #[serde(default)]
     force: bool,
 }
 
-/// Checks the choice of pods and the bound, and lists all faults.
-fn checked(pods: PodsInput, bound: Option<Bound>) -> Result<(Choice, Option<Bound>), Problem> {
-    let mut faults = Vec::new();
-    let mut fault = |field: &str, message: &str| faults.push(FieldFault::of(field, message));
-    let choice = match (pods.percent, pods.label) {
-        (Some(percent), None) => {
-            let percent = u8::try_from(percent).ok().filter(|it| (1..=100).contains(it));
-            if percent.is_none() {
-                fault("pods.percent", "expected a whole number from 1 to 100");
+// === impl RolloutInput ===
+
+impl RolloutInput {
+    /// The domains, and the terms.
+    fn checked(self) -> Result<(Option<Vec<String>>, Terms), Problem> {
+        let Self { domains, pods, stage, steps, bound, time_limit } = self;
+        let terms = RolloutTerms { pods, stage, steps, bound, time_limit };
+        let faulty = |faults| Problem::faults("the rollout cannot begin; fix each field", faults);
+        Ok((domains, terms.checked().map_err(faulty)?))
+    }
+}
+
+// === impl AdvanceInput ===
+
+impl AdvanceInput {
+    /// The number of the step of a rollout that is asked for. One more than its plan has is the end.
+    fn number(&self, rollout: &Rollout) -> Result<usize, Problem> {
+        let end = rollout.plan.len() + 1;
+        match (self.stage, self.step) {
+            (None, None) => Ok(rollout.number() + 1),
+            (Some(LaterStage::All), None) => Ok(end),
+            // At this stage already: a repeat.
+            (Some(LaterStage::Enforced), None) if rollout.present().stage == Stage::Enforced => {
+                Ok(rollout.number())
             }
-            percent.map(Choice::Percent)
-        }
-        (None, Some(LabelInput { key, value })) => {
-            let is_good =
-                |it: &str| (1..=LABEL_BYTES_MAX).contains(&it.len()) && !it.contains('\0');
-            let message = "expected 1 to 1024 bytes, without NUL characters";
-            [("pods.label.key", &key), ("pods.label.value", &value)]
-                .into_iter()
-                .filter(|(_, text)| !is_good(text))
-                .for_each(|(field, _)| fault(field, message));
-            Some(Choice::Label(key, value))
-        }
-        _ => {
-            fault("pods", "expected either 'percent' or 'label'");
-            None
-        }
-    };
-    if let Some(Bound { denied_share, hits_min }) = &bound {
-        if !(0.0..=1.0).contains(denied_share) {
-            fault("bound.denied_share", "expected a share from 0 to 1, as in 0.05");
-        }
-        if *hits_min < 1 {
-            fault("bound.hits_min", "expected a whole number from 1");
-        }
-    }
-    match choice {
-        Some(choice) if faults.is_empty() => Ok((choice, bound)),
-        _ => Err(Problem::faults("the rollout cannot begin; fix each field", faults)),
-    }
-}
-
-// === impl Stage ===
-
-impl From<OpenStage> for Stage {
-    fn from(stage: OpenStage) -> Self {
-        match stage {
-            OpenStage::Shadow => Self::Shadow,
-            OpenStage::Enforced => Self::Enforced,
-        }
-    }
-}
-
-impl From<LaterStage> for Stage {
-    fn from(stage: LaterStage) -> Self {
-        match stage {
-            LaterStage::Enforced => Self::Enforced,
-            LaterStage::All => Self::All,
+            (Some(LaterStage::Enforced), None) => Ok(rollout.number_of(Stage::Enforced)),
+            (None, Some(step)) if (1..=end).contains(&step) => Ok(step),
+            (None, Some(_)) => {
+                let message = format!("expected a step of the plan, or {end} to publish");
+                Err(Problem::faults(
+                    "there is no such step",
+                    vec![FieldFault::of("step", &message)],
+                ))
+            }
+            (Some(_), Some(_)) => {
+                let fault = FieldFault::of("step", "expected either 'stage' or 'step'");
+                Err(Problem::faults("which step is not clear", vec![fault]))
+            }
         }
     }
 }
@@ -524,6 +553,24 @@ struct RolloutView {
     version: i64,
     /// Which pods are chosen.
     choice: PodsInput,
+    /// The number of the plan's step that it is at, or was at when it ended.
+    step: usize,
+    /// The steps; after the last one the rules are published.
+    plan: Vec<PlanView>,
+    /// When the next step is taken without being asked, if the chosen pods have shown enough.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
+    next_at: Option<String>,
+    /// Why the next step is not taken, or would not be; absent if it would be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waits_for: Option<String>,
+    /// When it ends by itself without another step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
+    ends_at: Option<String>,
+    /// How many pods serve each domain, and how many the step chose.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    shares: Vec<ShareView>,
     /// When it is rolled back.
     #[serde(skip_serializing_if = "Option::is_none")]
     bound: Option<Bound>,
@@ -537,6 +584,19 @@ struct RolloutView {
     steps: Vec<RolloutStep>,
     /// Why the hits may say less than they seem to.
     warnings: Vec<String>,
+}
+
+/// A step of the plan.
+#[derive(Debug, Serialize, ToSchema)]
+struct PlanView {
+    /// The stage: `shadow` or `enforced`.
+    stage: &'static str,
+    /// How many of a hundred pods are chosen; absent if a label chooses them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    percent: Option<u8>,
+    /// How long until the next step is taken without being asked; absent if it waits for a call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wait: Option<String>,
 }
 
 /// Pods of both groups.
@@ -607,17 +667,19 @@ async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutVi
     let names = rollout.domains.iter().map(|it| &*it.domain).filter(|it| caller.may_use(it));
     let domains: Vec<_> = names.map(|it| DomainView::new(it, version, &hits)).collect();
     let mut warnings = Vec::new();
-    let mut pods = None;
+    let (mut pods, mut waits_for) = (None, None);
     if stage.is_open() {
-        let rows = app.store.connected_pods(caller.domains()).await?;
+        let names: Vec<_> = domains.iter().map(|it: &DomainView| it.domain.clone()).collect();
+        let rows = app.store.connected_pods(Some(&names)).await?;
         let groups = PodGroups::of(&rows, rollout.id, version);
         warnings = groups.warnings(rollout, &rows, &domains);
         let sees_all = domains.len() == rollout.domains.len();
-        let why = rollout.bound.and_then(|bound| exceeding(&bound, rollout, &hits));
-        let why = why.or_else(|| inconclusive(rollout, &rows, &hits));
+        let why = Gate::of(rollout, &rows, &hits, now()).why();
         // The names of the others are not the caller's to know.
         let none = (groups.chosen.connected == 0).then(|| "no chosen pod is connected".to_owned());
-        warnings.extend(why.filter(|_| sees_all).or(none));
+        let why = why.filter(|_| sees_all).or(none);
+        warnings.extend(why.clone().or_else(|| window_not_turned(rollout, now())));
+        waits_for = waits_for_of(rollout, why);
         pods = Some(groups);
     }
     warnings.extend(unread);
@@ -627,7 +689,16 @@ async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutVi
         rollout: rollout.id,
         stage: stage.name(),
         version: rollout.last().version,
-        choice: PodsInput::from(&rollout.choice),
+        choice: PodsInput::from(&choice_of(rollout)),
+        step: rollout.number(),
+        plan: rollout.plan.iter().map(PlanView::from).collect(),
+        next_at: rollout.next_at().map(time),
+        waits_for,
+        ends_at: rollout.ends_at().map(time),
+        shares: rollout
+            .last_open()
+            .map(|it| shares(it, |of| caller.may_use(of)))
+            .unwrap_or_default(),
         bound: rollout.bound,
         pods,
         domains,
@@ -636,18 +707,31 @@ async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutVi
     })
 }
 
-/// Which domains deny more on the chosen pods than the bound allows, or would deny more once these
-/// enforce the rules, in words; `None` if there are none.
-fn exceeding(bound: &Bound, rollout: &Rollout, hits: &StepHits) -> Option<String> {
-    let share = bound.denied_share;
-    let (domains, verb) = match rollout.last().stage {
-        // Both count what the limit in force and the one in its place deny.
-        Stage::Shadow => {
-            (bound.exceeded(&hits.weighed, |it| it.denied.max(it.shadow))?, "would deny")
-        }
-        _ => (bound.exceeded(&hits.weighed, |it| it.denied)?, "deny"),
+/// The pods that are chosen at the present step.
+fn choice_of(rollout: &Rollout) -> Choice {
+    rollout.present().percent.map_or_else(|| rollout.choice.clone(), Choice::Percent)
+}
+
+/// Says why the next step is not taken: the gate is shut, the wait is not over, or no call asked
+/// for it.
+fn waits_for_of(rollout: &Rollout, gate: Option<String>) -> Option<String> {
+    let next = match rollout.next_at() {
+        None => Some("a call of /advance: the step has no wait".to_owned()),
+        Some(at) if at > now() => Some(format!("the end of its wait, at {}", time(at))),
+        Some(_) => None,
     };
-    Some(format!("the chosen pods {verb} more than the share {share}: {domains}"))
+    match (gate, next) {
+        (Some(gate), None) => Some(format!("evidence: {gate}")),
+        (gate, next) => next.map(|next| match gate {
+            Some(gate) => format!("{next}; and evidence: {gate}"),
+            None => next,
+        }),
+    }
+}
+
+/// A time in milliseconds since the Unix epoch, as RFC 3339 has it.
+fn time(at: i64) -> String {
+    Timestamp::from_millisecond(at).unwrap_or_default().to_string()
 }
 
 /// The hits of a step, or why they cannot be read: that must not hide the rollout, nor a list of
@@ -668,7 +752,7 @@ impl PodGroups {
     fn of(rows: &[PodRow], rollout: i64, version: i64) -> Self {
         let mut groups = Self::default();
         for row in rows {
-            let is_chosen = row.chosen_by == rollout;
+            let is_chosen = row.chosen_by.contains(&rollout);
             let group = if is_chosen { &mut groups.chosen } else { &mut groups.others };
             group.connected += 1;
             group.current += usize::from(row.accepted >= version);
@@ -726,6 +810,15 @@ fn shared_id(rows: &[PodRow]) -> Option<&str> {
     None
 }
 
+// === impl PlanView ===
+
+impl From<&PlanStep> for PlanView {
+    fn from(step: &PlanStep) -> Self {
+        let PlanStep { stage, percent, wait } = *step;
+        Self { stage: stage.name(), percent, wait: wait.map(duration) }
+    }
+}
+
 // === impl DomainView ===
 
 impl DomainView {
@@ -753,25 +846,13 @@ impl From<HitCount> for HitView {
     }
 }
 
-impl From<&Choice> for PodsInput {
-    fn from(choice: &Choice) -> Self {
-        match choice {
-            Choice::Percent(percent) => Self { percent: Some((*percent).into()), label: None },
-            Choice::Label(key, value) => {
-                let label = LabelInput { key: key.clone(), value: value.clone() };
-                Self { percent: None, label: Some(label) }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::RolloutDomain;
 
     fn row(node: &str, peer: &str, chosen_by: i64, accepted: i64) -> PodRow {
         let (node, peer, reports) = (node.to_owned(), peer.to_owned(), chosen_by > 0);
+        let chosen_by = [chosen_by].into_iter().filter(|it| *it > 0).collect();
         PodRow { node, peer, chosen_by, accepted, reports, ..PodRow::default() }
     }
 
@@ -784,58 +865,6 @@ mod tests {
         let behind = PodGroups::of(&[row("a", "1", 7, 8)], 7, 9);
         assert_eq!((behind.chosen.connected, behind.chosen.current), (1, 0));
         assert_eq!(PodGroups::of(&rows, 8, 9).chosen.connected, 0, "chosen by another rollout");
-    }
-
-    /// A rollout at a stage, of the domain `shop`.
-    fn rollout(stage: Stage, hits_min: i64) -> Rollout {
-        let step = |stage, version| RolloutStep {
-            stage,
-            version,
-            at: 0,
-            author: String::new(),
-            reason: String::new(),
-        };
-        Rollout {
-            id: 7,
-            choice: Choice::Percent(50),
-            bound: Some(Bound { denied_share: 0.05, hits_min }),
-            domains: vec![RolloutDomain {
-                domain: "shop".to_owned(),
-                changed: 1,
-                shadow: None,
-                hash: None,
-            }],
-            steps: vec![step(stage, 9)],
-        }
-    }
-
-    fn counted(hits: u64, denied: u64, shadow: u64) -> StepHits {
-        let key = CountKey { version: 9, domain: "shop".to_owned(), is_chosen: true };
-        let weighed = [(key, HitCount { hits, denied, shadow })].into_iter().collect();
-        StepHits { weighed, ..StepHits::default() }
-    }
-
-    #[test]
-    fn a_gate_without_evidence_does_not_open() {
-        let kind = |rollout: &Rollout, rows: &[PodRow], hits: &StepHits| {
-            pass_gate(rollout, rows, hits).map_err(|problem| problem.kind)
-        };
-        let chosen = [row("a", "1", 7, 9)];
-        for stage in [Stage::Shadow, Stage::Enforced] {
-            let it = rollout(stage, 100);
-            assert_eq!(kind(&it, &[], &counted(900, 0, 0)), Err("inconclusive"));
-            assert_eq!(kind(&it, &[row("b", "2", 0, 9)], &counted(900, 0, 0)), Err("inconclusive"));
-            assert_eq!(kind(&it, &chosen, &StepHits::default()), Err("inconclusive"));
-            assert_eq!(kind(&it, &chosen, &counted(99, 0, 0)), Err("inconclusive"));
-            assert_eq!(kind(&it, &chosen, &counted(100, 5, 0)), Ok(()));
-            assert_eq!(kind(&it, &chosen, &counted(100, 6, 0)), Err("bound-exceeded"));
-        }
-        let shadow = rollout(Stage::Shadow, 100);
-        assert_eq!(kind(&shadow, &chosen, &counted(100, 0, 6)), Err("bound-exceeded"));
-        // A person who set no bound looks at the hits.
-        let unbound = Rollout { bound: None, ..shadow };
-        assert_eq!(kind(&unbound, &chosen, &StepHits::default()), Ok(()));
-        assert_eq!(kind(&unbound, &[], &StepHits::default()), Err("inconclusive"));
     }
 
     #[test]

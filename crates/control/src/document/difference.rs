@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ratelease_rules::candidate_of;
+use ratelease_rules::{Unit, candidate_of};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -112,6 +112,20 @@ pub fn shadow(before: &Document, after: &Document) -> Document {
     Document { domain, defaults: after.defaults.clone(), records }
 }
 
+/// Seconds of the longest window of candidate rules that count; 0 if none does. A calendar's window
+/// takes as long as its unit.
+pub fn longest_window(candidates: &Document) -> i64 {
+    let counts = candidates.records.iter().filter(|it| it.settings.contains_key(SHADOW));
+    let limits = counts.filter_map(|it| it.settings.get("rate_limit"));
+    let seconds = limits.map(|limit| {
+        let unit = limit.get("unit").and_then(Value::as_str).unwrap_or_default();
+        let unit = unit.rsplit_once("calendar_").map_or(unit, |(_, unit)| unit);
+        let units = limit.get("unit_multiplier").and_then(Value::as_u64).unwrap_or(1);
+        Unit::parse(unit).map_or(0, |unit| unit.seconds().saturating_mul(units))
+    });
+    seconds.max().map_or(0, |it| i64::try_from(it).unwrap_or(i64::MAX))
+}
+
 /// Whether rules that both have are in the same order.
 fn has_order_of(before: &Document, after: &Document) -> bool {
     let at: HashMap<&[Entry], usize> =
@@ -182,6 +196,23 @@ mod tests {
             keys(&shadow(&Document::default(), &after)),
             [("same", true), ("added", true), ("changed", true)]
         );
+    }
+
+    #[test]
+    fn the_longest_window_is_that_of_a_limit_that_changes() {
+        let limit = |key: &str, limit: &str| format!("- key: {key}\n  rate_limit: {{{limit}}}\n");
+        let of = |rules: &[String]| document(&format!("descriptors:\n{}", rules.concat()));
+        let same = limit("same", "unit: year, requests_per_unit: 1");
+        let before = of(&[same.clone(), limit("a", "unit: minute, requests_per_unit: 1")]);
+        for (changed, expected) in [
+            ("unit: minute, requests_per_unit: 2", 60),
+            ("unit: MINUTE, unit_multiplier: 5, requests_per_unit: 2", 300),
+            ("unit: calendar_day, requests_per_unit: 2", 86_400),
+        ] {
+            let after = of(&[same.clone(), limit("a", changed)]);
+            assert_eq!(longest_window(&shadow(&before, &after)), expected, "{changed}");
+        }
+        assert_eq!(longest_window(&Document::default()), 0);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::api_server::resource;
+use super::rollout::FIELD;
 use crate::document::{TEXT_BYTES_MAX, schema};
 
 /// Levels of descriptors that the definition describes.
@@ -127,7 +128,42 @@ fn spec() -> Value {
     if let Value::Object(domain) = domain {
         domain.remove("x-kubernetes-int-or-string");
     }
+    spec["properties"][FIELD] = rollout();
     spec
+}
+
+/// The schema of how an object is rolled out: the terms that `POST /v1/rollouts` takes.
+fn rollout() -> Value {
+    let stage = json!({"type": "string", "enum": ["shadow", "enforced"],
+        "description": "Whether chosen pods only count what the draft would deny, or enforce it."});
+    let percent = json!({"type": "integer", "format": "int64", "minimum": 1, "maximum": 100,
+        "description": "How many of a hundred pods that serve the domain are chosen."});
+    let text = |meaning: &str| json!({"type": "string", "maxLength": 1024, "description": meaning});
+    let label = json!({"type": "object", "required": ["key", "value"],
+        "description": "The pods whose nodes have this in their metadata.",
+        "properties": {"key": text("The key."), "value": text("The value.")}});
+    let wait =
+        text("How long until the next step, as in 10m; without it the step waits for a call.");
+    json!({"type": "object", "nullable": true,
+    "description": "Has some pods run a change before the others (docs/control-plane.md).",
+    "properties": {
+        "pods": {"type": "object", "description": "Which pods run the change.",
+            "properties": {"percent": percent, "label": label}},
+        "stage": stage,
+        "steps": {"type": "array", "maxItems": 20,
+            "description": "What is done step by step; after the last one all pods have the rules.",
+            "items": {"type": "object",
+                "properties": {"stage": stage, "percent": percent, "wait": wait}}},
+        "bound": {"type": "object", "required": ["denied_share"],
+            "description": "When to roll back without being asked.",
+            "properties": {
+                "denied_share": {"type": "number", "minimum": 0, "maximum": 1,
+                    "description": "The largest share of hits that may be denied."},
+                "hits_min": {"type": "integer", "format": "int64", "minimum": 1,
+                    "description": "Hits in 30 s below which the share does not count."},
+            }},
+        "time_limit": text("How long it may be without a step until it ends, as in 24h."),
+    }})
 }
 
 /// The schema of a status.

@@ -13,8 +13,9 @@ use serde_json::Value;
 use serde_json::ser::{PrettyFormatter, Serializer};
 use serde_json::value::RawValue;
 
+use super::rollout::take_terms;
 use super::status::Status;
-use crate::api::check_new_domain;
+use crate::api::{Terms, check_new_domain};
 use crate::document::{ReadFaults, compile, read, without_file};
 use crate::store::PublishedText;
 
@@ -75,6 +76,8 @@ pub struct Object {
     pub domain: String,
     /// Its rules, unless they have faults.
     pub rules: Result<Rules, Faults>,
+    /// How they are rolled out; `None` if all pods get them at once.
+    pub rollout: Option<Terms>,
     /// The status that the API server has.
     pub status: Status,
 }
@@ -141,15 +144,22 @@ impl Object {
         let spec = object.spec.as_deref().map_or("{}", RawValue::get);
         let meta = &object.metadata;
         let domain = domain(spec);
+        let read = domain.as_ref().map_err(Clone::clone).and_then(|_| {
+            let mut spec = decode(spec)?;
+            let terms = take_terms(&mut spec)?;
+            Ok((rules(&spec, memory)?, terms))
+        });
+        let (rules, rollout) = match read {
+            Ok((rules, terms)) => (Ok(rules), terms),
+            Err(faults) => (Err(faults), None),
+        };
         Self {
             key: Key::of(object),
             uid: meta.uid.clone(),
             created: meta.creation_timestamp.as_ref().map_or(i64::MAX, |it| it.0.as_second()),
             generation: meta.generation,
-            rules: domain.as_ref().map_err(Clone::clone).and_then(|_| {
-                let spec = decode(spec)?;
-                rules(&spec, memory)
-            }),
+            rules,
+            rollout,
             domain: domain.unwrap_or_default(),
             status: Status::of_object(object),
         }

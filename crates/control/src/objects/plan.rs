@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ratelease_rules::request::scoped;
 
 use super::object::{Key, Object};
+use super::rollout::Tries;
 use crate::store::DraftDomain;
 
 /// What is to be said of an object.
@@ -32,6 +33,10 @@ pub enum Verdict {
     OlderObject(Key),
     /// The database has other rules for its domain.
     Database,
+    /// The object defines its domain, and is in a rollout; the text says at which step.
+    RollingOut(String),
+    /// The rollout of the object was aborted or rolled back, for this reason.
+    Stopped(String),
     /// The domain asks for approvals, which an object has none of.
     Approvals,
 }
@@ -66,11 +71,12 @@ pub fn plan(
     objects: &BTreeMap<Key, Object>,
     domains: &BTreeMap<String, DraftDomain>,
     any_domain: &BTreeSet<String>,
+    tries: &Tries,
 ) -> Plan {
     let mut plan = Plan::default();
     let winners = winners(objects, any_domain, &mut plan.verdicts);
     for (domain, object) in &winners {
-        let verdict = verdict(object, domains.get(*domain));
+        let verdict = verdict(object, domains.get(*domain), tries);
         if verdict == Verdict::Due {
             plan.changes.push(Change {
                 domain: (*domain).to_owned(),
@@ -123,7 +129,7 @@ fn winners<'o>(
 }
 
 /// What is to be said of an object that defines its domain, which the database may have.
-fn verdict(object: &Object, known: Option<&DraftDomain>) -> Verdict {
+fn verdict(object: &Object, known: Option<&DraftDomain>, tries: &Tries) -> Verdict {
     let Ok(rules) = &object.rules else { return Verdict::Invalid };
     let Some(known) = known else { return Verdict::Due };
     // An object is published without approvals: its writer could do without a second person.
@@ -131,6 +137,13 @@ fn verdict(object: &Object, known: Option<&DraftDomain>) -> Verdict {
         return Verdict::Approvals;
     }
     let is_same = known.hash == rules.hash && !known.is_changed;
+    let is_own = known.owner.as_ref().is_some_and(|it| *it == object.key.to_string());
+    let tried = tries.of(known, rules.hash.as_deref());
+    match tried.filter(|_| is_own && object.rollout.is_some()) {
+        Some(tried) if tried.is_open => return Verdict::RollingOut(tried.words.clone()),
+        Some(tried) => return Verdict::Stopped(tried.words.clone()),
+        None => {}
+    }
     match &known.owner {
         Some(owner) if is_same && *owner == object.key.to_string() => Verdict::Published,
         Some(_) => Verdict::Due,
@@ -161,6 +174,7 @@ mod tests {
             generation: 1,
             domain: domain.to_owned(),
             rules: if text.is_empty() { Err(Faults::one("spec", "x")) } else { Ok(rules) },
+            rollout: None,
             status: Default::default(),
         };
         (object.key.clone(), object)
@@ -186,7 +200,7 @@ mod tests {
         any_domain: &BTreeSet<String>,
     ) -> Plan {
         let domains = domains.iter().map(|it| (it.name.clone(), it.clone())).collect();
-        plan(objects, &domains, any_domain)
+        plan(objects, &domains, any_domain, &Tries::default())
     }
 
     fn changes(plan: &Plan) -> Vec<(&str, Option<String>)> {

@@ -148,7 +148,8 @@ impl Basis {
     ) -> Self {
         let published = set.domains.get(&object.domain);
         // Of one that does not define the domain, nothing is in force.
-        let defines = matches!(verdict, Verdict::Published | Verdict::Due | Verdict::Invalid);
+        let defines =
+            !matches!(verdict, Verdict::NotAllowed | Verdict::OlderObject(_) | Verdict::Database);
         let version = match published.filter(|_| defines) {
             Some(_) => set.changed.get(&object.domain).copied().unwrap_or_default(),
             None => 0,
@@ -192,6 +193,9 @@ impl Status {
         let programmed = match &accepted {
             Said(true, ..) if *verdict == Verdict::Published && *is_pushed => {
                 programmed(pods, version)
+            }
+            Said(true, ..) if let Verdict::RollingOut(words) = verdict => {
+                Said(false, "RollingOut", words.clone())
             }
             Said(true, ..) => Said(false, "Pending", "the rules are about to be published".into()),
             Said(false, reason, _) if version > 0 => {
@@ -362,7 +366,12 @@ fn accepted(object: &Object, verdict: &Verdict, refused: Option<&str>) -> Said {
         Verdict::Due if refused.is_some() => {
             Said(false, "Refused", refused.unwrap_or_default().to_owned())
         }
-        Verdict::Due | Verdict::Published => {
+        Verdict::Stopped(words) => Said(
+            false,
+            "RolledBack",
+            format!("{words}; change the rules, or remove spec.rollout to publish them"),
+        ),
+        Verdict::Due | Verdict::Published | Verdict::RollingOut(_) => {
             let count = rules.as_ref().map_or(0, |rules| rules.count);
             Said(true, "Accepted", format!("{count} rules"))
         }
@@ -420,6 +429,7 @@ mod tests {
             generation: 7,
             domain: "shop".into(),
             rules,
+            rollout: None,
             status: Status::default(),
         }
     }

@@ -52,15 +52,15 @@ function showPods(summary, list, {version, pods}, rollout, denied) {
 // The fleet by what its pods run.
 function versionsTable(pods, version) {
   const groups = new Map();
-  for (const {accepted, rollout} of pods) {
-    const key = JSON.stringify([accepted, rollout || 0]);
+  for (const {accepted, rollouts = []} of pods) {
+    const key = JSON.stringify([accepted, rollouts.join(", ")]);
     groups.set(key, (groups.get(key) || 0) + 1);
   }
   const rows = [...groups].map(([key, n]) => [...JSON.parse(key), n])
     .sort(([a, , n], [b, , m]) => b - a || m - n);
   return table("The fleet by version", [["version", "name"], ["pods", "n"], ["share", "n"]],
-    rows.map(([accepted, rollout, n]) => [[accepted ? `Version ${accepted}` : "none",
-      accepted === version && tag("newest", "good"), rollout > 0 && tag(`rollout ${rollout}`)],
+    rows.map(([accepted, rollouts, n]) => [[accepted ? `Version ${accepted}` : "none",
+      accepted === version && tag("newest", "good"), rollouts && tag(`rollout ${rollouts}`)],
     count(n), share(n, pods.length)]));
 }
 

@@ -41,13 +41,14 @@ async function rolloutsView(main, {signal}) {
 // typed stays.
 async function rolloutView(main, {id, signal}) {
   const figures = h("section", {id: "figures"});
-  let stage = "", last = "";
+  let at = "", stage = "", last = "";
   do {
     const found = await get(`/v1/rollouts/${encodeURIComponent(id)}`, null, signal);
     if (JSON.stringify(found) !== last) fill(figures, figuresOf(found));
     last = JSON.stringify(found);
-    if (found.stage !== stage) {
+    if (`${found.stage} ${found.step}` !== at) {
       stage = found.stage;
+      at = `${stage} ${found.step}`;
       fill(main, rolloutHead(found), isOpen(found) && mayWrite() && stepSection(found), figures,
         stepsSection(found));
       arrive(main);
@@ -57,25 +58,32 @@ async function rolloutView(main, {id, signal}) {
 }
 
 function rolloutHead(rollout) {
-  const {stage, choice, bound} = rollout;
+  const {stage, choice, bound, step, plan, shares = []} = rollout;
+  const chosen = shares.map((it) => `${it.chosen} of ${plural(it.serve, "pod")} of ${it.domain}`);
   return h("section", {}, h("div", {class: "bar"},
     h("h2", {tabindex: -1}, `Rollout ${rollout.rollout}`), stageTag(stage),
     h("a", {href: "#/rollouts", id: "close"}, "Close")),
   h("p", {id: "stage-words"}, STAGES[stage]?.[1]),
-  facts([["chosen", choiceWords(choice)], ["domains", domainsOf(rollout)],
+  facts([["chosen", [choiceWords(choice), ...chosen].join("; ")], ["domains", domainsOf(rollout)],
+    ["step", `${step} of ${plan.length}: ${plan.map(planWords).join(" → ")} → all`],
+    ...(rollout.ends_at ? [["ends", ["without another step ", time(rollout.ends_at)]]] : []),
     ["rolled back", bound ? "once they enforce it and deny more than "
       + `${share(bound.denied_share, 1)} of at least ${plural(bound.hits_min, "hit")} within 30 s`
       : "by hand only"]]));
 }
 
+const planWords = ({stage, percent, wait}) =>
+  `${stage}${percent ? ` ${percent} %` : ""}${wait ? ` for ${wait}` : ""}`;
+
 // Both groups of pods side by side.
-function figuresOf({stage, domains, pods, warnings}) {
+function figuresOf({stage, domains, pods, warnings, waits_for}) {
   const part = (n, {hits}) => hits ? `${count(n)} (${share(n, hits)})` : "–";
   const row = ({domain}, name, it) => [[h("span", {class: "soft"}, `${domain} › `), name],
     count(it.hits), part(it.denied, it), part(it.shadow_denied, it)];
   const group = (name, it) =>
     [name, ...[it.connected, it.current, it.refused, it.without_reports].map(count)];
-  return [warnings.length > 0 && h("div", {class: "attention", id: "warnings"},
+  return [waits_for && h("p", {id: "waits-for"}, `The next step waits for ${waits_for}.`),
+    warnings.length > 0 && h("div", {class: "attention", id: "warnings"},
     h("ul", {}, warnings.map((it) => h("li", {}, it)))),
   table("Hits since the stage began", [["pods of a domain", "name"], ["hits", "n"],
     ["denied", "n"], [stage === "shadow" ? "the draft would deny" : "would be denied", "n"]],
@@ -87,7 +95,7 @@ function figuresOf({stage, domains, pods, warnings}) {
 
 function stepsSection({steps}) {
   return h("section", {}, h("h3", {}, "Steps"), steps.map((it) => h("div", {class: "change"},
-    time(it.at), " ", author(it.author), " ", stageTag(it.stage), " ",
+    time(it.at), " ", author(it.author), " ", stageTag(it.stage), it.percent && ` ${it.percent} %`, " ",
     h("a", {href: `#/versions/${it.version}`}, `version ${it.version}`),
     it.reason && `: ${it.reason}`)));
 }
@@ -95,8 +103,9 @@ function stepsSection({steps}) {
 // The ways on from a stage: the next one, which needs a reason, so that no second click takes the
 // step after it; or back, at once.
 function stepSection(rollout) {
-  const [next, words] = rollout.stage === "shadow"
-    ? ["enforced", "Have the chosen pods enforce it"] : ["all", "Publish to all pods"];
+  const next = rollout.plan[rollout.step];
+  const words = !next ? "Publish to all pods" : next.stage === rollout.stage
+    ? `Go on to ${next.percent} % of the pods` : "Have the chosen pods enforce it";
   const reason = textInput("", {maxlength: 1000}), force = checkbox(false), problem = h("div");
   const forcing = field("force", "Go on all the same", force);
   forcing.hidden = true;
@@ -120,7 +129,7 @@ function stepSection(rollout) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (lacksReason(form, reason.value.trim())) return;
-    step("advance", {stage: next, force: force.checked});
+    step("advance", {step: rollout.step + 1, force: force.checked});
   });
   return h("section", {}, h("h3", {}, "Next step"), form);
 }

@@ -454,7 +454,7 @@ mod tests {
     use ratelease_rules::key::Key;
 
     fn hits(hits: u64, denied: u64) -> HitCount {
-        HitCount { hits, denied, shadow: 0 }
+        HitCount { hits, denied, ..HitCount::default() }
     }
 
     fn key(domain: &str, number: u64, count: HitCount) -> HotKey {

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! pod ─▶ ClusterStats: a domain, hits that passed, hits that were dropped ─▶ fleet, RolloutCounts
-//!  ◀── LoadStatsResponse: the domains of the rollout, and how often ── rollout begins or ends
+//!  ◀── LoadStatsResponse: the domains of rollouts, and how often ── rollout begins or ends
 //! ```
-//! A pod is asked for all its domains, which `fleet` shows, and by name for those of a rollout. A
-//! report counts for a step of one if the pod ran that step's version at the report before it too,
-//! so that no hit of other rules counts. A rollout whose chosen pods deny too much is rolled back.
+//! A pod is asked for all its domains, which `fleet` shows, and by name for domains of rollouts. A
+//! report counts for a rollout's step if the pod ran the version of the step at the report before
+//! it too, so that no hit of other rules counts. A rollout whose chosen pods deny too much is
+//! rolled back.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -17,6 +18,7 @@ use std::time::Duration;
 use envoy_types::pb::envoy::service::load_stats::v3::LoadStatsResponse;
 use envoy_types::pb::google::protobuf;
 use futures_util::stream::{BoxStream, StreamExt};
+use jiff::Timestamp;
 use parking_lot::Mutex;
 use prost::Message;
 use ratelease_engine::rng::next_u64;
@@ -67,6 +69,9 @@ const KEY_SECONDS: u64 = 120;
 
 /// The category of hits that would have been dropped, but for shadow mode.
 const SHADOW: &str = "shadow";
+
+/// The category of requests that candidate rules were not tried on.
+const LEFT_OUT: &str = "left_out";
 
 /// A report of LRS.
 #[derive(Clone, PartialEq, Message)]
@@ -133,8 +138,8 @@ struct Reports {
     /// The last response, and when it is repeated.
     last: LoadStatsResponse,
     beat: Interval,
-    /// The step that the pod ran when it was asked, or at its last report.
-    step: Option<i64>,
+    /// The steps that the pod ran when it was asked, or at its last report, by rollout.
+    steps: BTreeMap<i64, i64>,
     budget: HitBudget,
 }
 
@@ -174,7 +179,7 @@ impl PodServer {
             asked: None,
             last: LoadStatsResponse::default(),
             beat,
-            step: None,
+            steps: BTreeMap::new(),
             budget: HitBudget::at(self.counts.clock().now().since(Time::default()).as_secs()),
         };
         let guard = pod.client.connection.begin_stream();
@@ -228,19 +233,24 @@ impl Reports {
     /// Asks for all domains, and by name for those of the rollout, if they are others than before.
     /// Returns whether the pod reads.
     fn ask(&mut self, set: &PublishedSet) -> bool {
-        let domains = set.rollout.iter().flat_map(|it| it.names.iter().chain(it.domains.keys()));
+        let names = |it: &'_ Arc<PublishedRollout>| {
+            let candidates = it.domains.keys().chain(it.others.keys());
+            it.names.iter().chain(candidates).cloned().collect::<Vec<_>>()
+        };
+        let domains = set.rollouts.iter().flat_map(names);
         let allowed = self.server.selection.allowed(&self.certified, &self.node.id);
-        let is_of = |name: &&String| {
+        let is_of = |name: &String| {
             let domain = domain_of_candidate(name).unwrap_or(name);
             allowed.as_ref().is_none_or(|it| it.contains(domain))
+                && self.node.domains().is_none_or(|it| it.contains(domain))
         };
-        let domains: BTreeSet<_> = domains.filter(is_of).cloned().collect();
+        let domains: BTreeSet<_> = domains.filter(is_of).collect();
         if self.asked.as_ref() == Some(&domains) {
             return true;
         }
         let is_first = self.asked.replace(domains.clone()).is_none();
         // A report that is on its way answers the question before.
-        self.step = set.rollout.as_deref().filter(|_| is_first).and_then(|it| self.step_of(it));
+        self.steps = if is_first { self.steps_of(set) } else { BTreeMap::new() };
         let pods = self.server.streams.count().div_ceil(PODS_PER_SECOND).max(1);
         let interval = ROLLOUT_INTERVAL * u32::try_from(pods).unwrap_or(u32::MAX);
         let interval = if domains.is_empty() { interval.max(FLEET_INTERVAL) } else { interval };
@@ -261,14 +271,15 @@ impl Reports {
         let _ = self.responses.try_send(self.last.clone());
     }
 
-    /// The step of the rollout, if the pod runs its version.
-    fn step_of(&self, rollout: &PublishedRollout) -> Option<i64> {
-        let runs = self.server.streams.version_of(&self.peer);
-        runs.filter(|version| *version >= rollout.version).map(|_| rollout.version)
+    /// The steps of rollouts whose versions the pod runs.
+    fn steps_of(&self, set: &PublishedSet) -> BTreeMap<i64, i64> {
+        let runs = self.server.streams.version_of(&self.peer).unwrap_or_default();
+        let steps = set.rollouts.iter().filter(|it| runs >= it.version);
+        steps.map(|it| (it.id, it.version)).collect()
     }
 
-    /// Counts a report: for the fleet, and for the step of a rollout unless some of its hits are of
-    /// rules before it.
+    /// Counts a report: for the fleet, and for the steps of rollouts unless some of its hits are of
+    /// rules before them.
     fn take(&mut self, report: &[ClusterStats], fleet: &FleetPod) {
         let set = Arc::clone(&self.server.published.borrow());
         let counts = self.server.counts.clone();
@@ -277,25 +288,44 @@ impl Reports {
         let most = hits.values().map(|it| it.hits).max();
         let hits_max = self.budget.take(most.unwrap_or_default(), second);
         self.show(report, &hits, hits_max, &set, fleet);
-        let Some(rollout) = set.rollout.as_deref() else { return };
-        let since = self.step;
-        self.step = self.step_of(rollout);
-        if since != Some(rollout.version) {
-            return;
-        }
+        let steps = self.steps_of(&set);
+        let since = std::mem::replace(&mut self.steps, steps);
         hits.retain(|domain, _| self.is_asked_for(domain));
-        let hits_min = rollout.bound.map_or(0, |it| it.hits_min).unsigned_abs();
+        let is_since = |it: &&Arc<PublishedRollout>| since.get(&it.id) == Some(&it.version);
+        let mut is_counted = false;
+        for rollout in set.rollouts.iter().filter(is_since) {
+            self.count(rollout, &hits, hits_max, second);
+            is_counted = true;
+        }
+        if is_counted {
+            counts.note_report();
+        }
+    }
+
+    /// Counts hits for the step of a rollout.
+    fn count(
+        &self,
+        rollout: &PublishedRollout,
+        hits: &BTreeMap<&str, HitCount>,
+        hits_max: u64,
+        second: u64,
+    ) {
+        let counts = &self.server.counts;
+        let is_of = |name: &str| rollout.names.contains(domain_of_candidate(name).unwrap_or(name));
+        let hits = hits.iter().filter(|(name, _)| is_of(name)).map(|(name, it)| (*name, *it));
+        let note = Note {
+            hits_min: rollout.bound.map_or(0, |it| it.hits_min).unsigned_abs(),
+            second,
+            is_evidence: Timestamp::now().as_millisecond() >= rollout.tells_at,
+        };
         // What the pod was sent counts, whatever node it says here that it is.
         let is_chosen = self.server.streams.is_chosen(&self.peer, rollout.id);
         let pod = counts.pod(self.pod.identity(&self.node.id));
-        for (domain, count) in with_candidates(hits, is_chosen) {
-            let version = rollout.version;
-            let domain = domain.to_owned();
+        for (domain, count) in with_candidates(hits.collect(), is_chosen) {
+            let (version, domain) = (rollout.version, domain.to_owned());
             let key = CountKey { version, domain, is_chosen };
-            let count = count.scaled(hits_max);
-            counts.note(key, pod, &count, (hits_min, second));
+            counts.note(key, pod, &count.scaled(hits_max), note);
         }
-        counts.note_report();
     }
 
     /// Shows what a report has of the published domains that the pod may have.
@@ -396,6 +426,7 @@ fn with_candidates(
         let count = counts.entry(domain).or_default();
         count.hits = count.hits.max(candidate.hits);
         count.shadow = candidate.shadow;
+        count.left_out = candidate.left_out;
     }
     counts
 }
@@ -405,10 +436,13 @@ fn read(stats: &ClusterStats) -> Option<HitCount> {
     let issued = stats.upstream_locality_stats.iter().map(|it| it.total_issued_requests);
     let issued = issued.fold(0_u64, u64::saturating_add);
     let denied = stats.total_dropped_requests;
-    let shadow = stats.dropped_requests.iter().filter(|it| it.category == SHADOW);
-    let shadow = shadow.map(|it| it.dropped_count).fold(0_u64, u64::saturating_add);
+    let of = |category: &str| {
+        let dropped = stats.dropped_requests.iter().filter(|it| it.category == category);
+        dropped.map(|it| it.dropped_count).fold(0_u64, u64::saturating_add)
+    };
+    let (shadow, left_out) = (of(SHADOW), of(LEFT_OUT).min(HITS_MAX));
     let hits = issued.saturating_add(denied);
-    (hits <= HITS_MAX && shadow <= issued).then_some(HitCount { hits, denied, shadow })
+    (hits <= HITS_MAX && shadow <= issued).then_some(HitCount { hits, denied, shadow, left_out })
 }
 
 // Hits that pods reported of a rollout: all of them, and as they are weighed for its bound.
@@ -460,7 +494,6 @@ struct State {
     window: u64,
     /// Pods of the present window, over all counts.
     entries: usize,
-    hits_min: u64,
 }
 
 /// The hits of one domain and group of pods.
@@ -473,6 +506,22 @@ struct Counted {
     present: HashMap<PodId, HitCount>,
     /// How often hits were added.
     changes: u64,
+    /// The `hits_min` of the bound of its rollout.
+    hits_min: u64,
+    /// Whether they are evidence for the next step: of a stage whose counts began empty, the hits
+    /// since its longest window has turned.
+    is_evidence: bool,
+}
+
+/// How hits of a report are counted.
+#[derive(Debug, Clone, Copy)]
+struct Note {
+    /// The `hits_min` of the bound of the rollout.
+    hits_min: u64,
+    /// When, by the clock of the counts.
+    second: u64,
+    /// Whether they are evidence for the next step.
+    is_evidence: bool,
 }
 
 /// What is to be written.
@@ -524,13 +573,18 @@ impl RolloutCounts {
         self.0.hasher.hash_one(identity)
     }
 
-    /// Adds hits of a pod, at this second of the clock. `hits_min` is that of the rollout's bound.
-    fn note(&self, key: CountKey, pod: PodId, count: &HitCount, (hits_min, second): (u64, u64)) {
+    /// Adds hits of a pod.
+    fn note(&self, key: CountKey, pod: PodId, count: &HitCount, note: Note) {
         let mut state = self.0.state.lock();
-        state.hits_min = hits_min;
-        state.turn(second);
+        state.turn(note.second);
         let is_full = state.entries >= ENTRIES_MAX;
         let counted = state.counts.entry(key).or_default();
+        if note.is_evidence && !counted.is_evidence {
+            // Earlier hits met empty counts, and would make the shares smaller than they will be.
+            *counted =
+                Counted { is_evidence: true, changes: counted.changes, ..Counted::default() };
+        }
+        counted.hits_min = note.hits_min;
         counted.changes += 1;
         counted.all.add(count);
         let pod = if is_full && !counted.present.contains_key(&pod) { OTHERS } else { pod };
@@ -545,19 +599,18 @@ impl RolloutCounts {
         let mut state = self.0.state.lock();
         state.turn(second);
         let replica = state.replica;
-        let hits_min = state.hits_min;
-        let counts = state.counts.iter().map(|(key, it)| (key.clone(), it.row(hits_min)));
+        let counts = state.counts.iter().map(|(key, it)| (key.clone(), it.row()));
         let changes = state.counts.values().map(|it| it.changes).collect();
         Rows { replica, counts: counts.collect(), changes }
     }
 
-    /// Notes that the database has these rows. Those of other versions than `present`, the last
-    /// step's, are forgotten unless they have changed since.
-    fn written(&self, rows: &Rows, present: Option<i64>) {
+    /// Notes that the database has these rows. Rows of other versions than `present`, the last steps',
+    /// are forgotten unless they have changed since.
+    fn written(&self, rows: &Rows, present: &[i64]) {
         let mut state = self.0.state.lock();
         for ((key, _), changes) in rows.counts.iter().zip(&rows.changes) {
             let is_written = state.counts.get(key).is_some_and(|it| it.changes == *changes);
-            if is_written && Some(key.version) != present {
+            if is_written && !present.contains(&key.version) {
                 state.counts.remove(key);
             }
         }
@@ -580,7 +633,7 @@ impl RolloutCounts {
 impl Default for State {
     fn default() -> Self {
         let replica = u32::try_from(next_u64() >> 33).unwrap_or_default().max(1);
-        Self { replica, counts: BTreeMap::new(), window: 0, entries: 0, hits_min: 0 }
+        Self { replica, counts: BTreeMap::new(), window: 0, entries: 0 }
     }
 }
 
@@ -595,7 +648,7 @@ impl State {
         (self.window, self.entries) = (window, 0);
         for counted in self.counts.values_mut() {
             let ended = std::mem::take(&mut counted.present);
-            counted.weighed.add(&weigh(ended.values(), self.hits_min));
+            counted.weighed.add(&weigh(ended.values(), counted.hits_min));
             counted.former = if passed == 1 { ended } else { HashMap::new() };
         }
     }
@@ -604,7 +657,8 @@ impl State {
 // === impl Counted ===
 
 impl Counted {
-    fn row(&self, hits_min: u64) -> ReplicaCount {
+    fn row(&self) -> ReplicaCount {
+        let hits_min = self.hits_min;
         let mut weighed = self.weighed;
         weighed.add(&weigh(self.present.values(), hits_min));
         let mut both = self.former.clone();
@@ -631,6 +685,7 @@ fn weigh<'c>(pods: impl Iterator<Item = &'c HitCount>, hits_min: u64) -> HitCoun
         hits: sum.hits.saturating_sub(most.hits),
         denied: sum.denied.saturating_sub(most.denied),
         shadow: sum.shadow.saturating_sub(most.shadow),
+        left_out: sum.left_out.saturating_sub(most.left_out),
     };
     others.scaled_to(sum.hits)
 }
@@ -673,6 +728,9 @@ pub async fn in_time<T>(reply: impl Future<Output = StoreResult<T>>) -> StoreRes
 /// The author of steps that the control plane takes.
 pub const AUTHOR: &str = "rollout";
 
+/// The beginning of the reason of a roll back. The rest names domains.
+pub const ROLLBACK_REASON: &str = "chosen pods denied too much";
+
 /// Writes what pods report, and rolls back. While the database is away the counts wait here; the
 /// bound is looked at when it is back, with the hits that are recent then. Does not return.
 pub async fn watch_rollout(
@@ -686,23 +744,21 @@ pub async fn watch_rollout(
     let mut is_away = false;
     loop {
         let _ = timeout(LOOK_INTERVAL, counts.changed()).await;
-        let rollout = published.borrow().rollout.clone();
+        let rollouts = published.borrow().rollouts.clone();
+        let versions: Vec<_> = rollouts.iter().map(|it| it.version).collect();
         let looked = async {
             let second = clock.now().since(Time::default()).as_secs();
-            write(&reserved, &counts, second, rollout.as_ref().map(|it| it.version)).await?;
-            match &rollout {
-                Some(rollout) => look(&store, &reserved, rollout).await,
-                None => Ok(false),
-            }
-        };
-        match in_time(looked).await {
-            Ok(is_rolled_back) => {
-                is_away = false;
-                if is_rolled_back {
+            write(&reserved, &counts, second, &versions).await?;
+            for rollout in &rollouts {
+                if in_time(look(&store, &reserved, rollout)).await? {
                     counts.note_rollback();
                     follower.notify_one();
                 }
             }
+            StoreResult::Ok(())
+        };
+        match looked.await {
+            Ok(()) => is_away = false,
             Err(error) if !is_away => {
                 is_away = true;
                 warn!("{error}: what pods report of a rollout waits");
@@ -719,11 +775,11 @@ async fn write(
     store: &Store,
     counts: &RolloutCounts,
     second: u64,
-    present: Option<i64>,
+    present: &[i64],
 ) -> StoreResult<()> {
     let rows = counts.rows(second);
     if !rows.counts.is_empty() {
-        store.replace_hits(rows.replica, &rows.counts).await?;
+        in_time(store.replace_hits(rows.replica, &rows.counts)).await?;
     }
     counts.written(&rows, present);
     Ok(())
@@ -739,11 +795,10 @@ async fn look(store: &Store, reserved: &Store, rollout: &PublishedRollout) -> St
     let author = Author { name: AUTHOR.to_owned(), reason };
     let mut write = store.begin(&author).await?;
     // Another replica may have rolled it back already, or a client may have changed its step.
-    let present = write.open_rollout().await?.filter(|it| it.id == rollout.id);
-    let is_same = |version| version == rollout.version;
-    let present = present.filter(|it| is_same(it.last().version));
+    let present = write.rollout(rollout.id).await?;
+    let present = present.filter(|it| it.last().version == rollout.version);
     let Some(present) = present else { return Ok(false) };
-    let version = write.step_rollout(&present, Stage::RolledBack).await?.number;
+    let version = write.end_rollout(&present, Stage::RolledBack).await?.number;
     write.note_rollout(&present, Stage::RolledBack, version).await?;
     write.commit().await?;
     warn!(rollout = rollout.id, version, "rolled back: {}", author.reason);
@@ -754,7 +809,7 @@ async fn look(store: &Store, reserved: &Store, rollout: &PublishedRollout) -> St
 fn exceeded(bound: &Bound, recent: &Hits) -> Option<String> {
     let domains = bound.exceeded(recent, |it| it.denied)?;
     let bound = percent(bound.denied_share);
-    Some(format!("chosen pods denied too much in the last 30 s: {domains}; the bound is {bound}"))
+    Some(format!("{ROLLBACK_REASON} in the last 30 s: {domains}; the bound is {bound}"))
 }
 
 #[cfg(test)]
@@ -779,8 +834,11 @@ mod tests {
 
     #[test]
     fn hits_are_those_that_passed_and_those_that_were_dropped() {
-        let expected = HitCount { hits: 10, denied: 3, shadow: 2 };
-        assert_eq!(read(&stats(7, 3, 2)), Some(expected));
+        let mut of_candidates = stats(7, 3, 2);
+        let left_out = DroppedRequests { category: LEFT_OUT.to_owned(), dropped_count: 5 };
+        of_candidates.dropped_requests.push(left_out);
+        let expected = HitCount { hits: 10, denied: 3, shadow: 2, left_out: 5 };
+        assert_eq!(read(&of_candidates), Some(expected));
         assert_eq!(read(&ClusterStats::default()), Some(HitCount::default()));
     }
 
@@ -807,7 +865,7 @@ mod tests {
 
     #[test]
     fn on_chosen_pods_the_candidates_say_what_would_be_denied() {
-        let hits = |hits, denied, shadow| HitCount { hits, denied, shadow };
+        let hits = |hits, denied, shadow| HitCount { hits, denied, shadow, left_out: 0 };
         let counts = BTreeMap::from([
             ("bank@candidate", hits(7, 0, 5)),
             ("lab", hits(3, 1, 1)),
@@ -821,7 +879,7 @@ mod tests {
     }
 
     fn count(hits: u64, denied: u64) -> HitCount {
-        HitCount { hits, denied, shadow: 0 }
+        HitCount { hits, denied, ..HitCount::default() }
     }
 
     fn share(pods: &[HitCount]) -> f64 {
@@ -872,7 +930,10 @@ mod tests {
     fn counts_are_kept_until_they_are_written_and_recent_ones_for_two_windows() {
         let counts = RolloutCounts::default();
         let key = CountKey { version: 1, domain: "shop".to_owned(), is_chosen: true };
-        let note = |second| counts.note(key.clone(), 7, &count(10, 1), (100, second));
+        let note = |second| {
+            let note = Note { hits_min: 100, second, is_evidence: true };
+            counts.note(key.clone(), 7, &count(10, 1), note);
+        };
         let recent = |second| counts.rows(second).counts[0].1.recent.hits;
         note(0);
         assert_eq!((recent(14), recent(15), recent(29)), (10, 10, 10));
@@ -880,18 +941,35 @@ mod tests {
         assert_eq!((recent(29), recent(30), recent(44), recent(45)), (20, 10, 10, 0));
         let rows = counts.rows(45);
         assert_eq!((rows.counts[0].1.all, rows.counts[0].1.weighed), (count(20, 2), count(20, 2)));
-        counts.written(&rows, Some(1));
+        counts.written(&rows, &[1]);
         note(45); // while the next step is written
-        counts.written(&rows, Some(2));
+        counts.written(&rows, &[2]);
         let rows = counts.rows(46);
         assert_eq!(rows.counts[0].1.all, count(30, 3));
-        counts.written(&rows, Some(2));
+        counts.written(&rows, &[2, 3]);
         assert!(counts.rows(46).counts.is_empty());
+    }
+
+    #[test]
+    fn hits_before_the_longest_window_has_turned_are_no_evidence() {
+        let counts = RolloutCounts::default();
+        let key = CountKey { version: 1, domain: "shop".to_owned(), is_chosen: true };
+        let note = |second, hits, is_evidence| {
+            let note = Note { hits_min: 100, second, is_evidence };
+            counts.note(key.clone(), 7, &hits, note);
+            let row = counts.rows(second).counts[0].1;
+            (row.all, row.weighed, row.recent)
+        };
+        let (early, late) = (count(900, 0), count(100, 30));
+        assert_eq!(note(1, early, false), (early, early, early));
+        assert_eq!(note(2, late, true), (late, late, late));
+        let both = count(200, 60);
+        assert_eq!(note(3, late, true), (both, both, both));
     }
 
     fn recent(domain: &str, is_chosen: bool, hits: u64, denied: u64) -> (CountKey, HitCount) {
         let key = CountKey { version: 1, domain: domain.to_owned(), is_chosen };
-        (key, HitCount { hits, denied, shadow: 0 })
+        (key, HitCount { hits, denied, ..HitCount::default() })
     }
 
     #[test]

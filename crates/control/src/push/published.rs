@@ -11,6 +11,7 @@ use bytes::Bytes;
 use envoy_types::pb::google::protobuf::Any;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
+use parking_lot::Mutex;
 use prost::Message;
 use ratelease_rules::{Source, Weight, domain_of_candidate};
 use ratelease_xds::config::config_of;
@@ -23,9 +24,10 @@ use tracing::{info, warn};
 
 use super::selection::NodeInfo;
 use crate::document::weigh;
+use crate::gate::shadow_tells_at;
 use crate::store::{
-    Bound, CHANNEL, Choice, Database, Rollout, RolloutStep, Stage, Store, StoreError, StoreResult,
-    TEXTS_MAX, VersionChange,
+    Bound, CHANNEL, Choice, Database, Rollout, RolloutStep, Share, Stage, Store, StoreError,
+    StoreResult, TEXTS_MAX, VersionChange, place_of,
 };
 
 /// All that is published, of one version.
@@ -37,14 +39,14 @@ pub struct PublishedSet {
     pub at: i64,
     /// The domains, of which those that did not change are shared with the set before.
     pub domains: BTreeMap<String, Arc<PublishedDomain>>,
-    /// What chosen pods have instead, while a rollout is under way.
-    pub rollout: Option<Arc<PublishedRollout>>,
+    /// The rollouts that are under way, of different domains, with the rules of their pods.
+    pub rollouts: Vec<Arc<PublishedRollout>>,
     /// The last version that changed each domain, also of domains that were removed.
     pub changed: BTreeMap<String, i64>,
-    /// The last rollout that has ended, with the version that ended it.
-    pub ended: Option<Arc<PublishedRollout>>,
-    /// What pods get that may have all domains, by whether `rollout` and `ended` choose them.
-    pub whole: [OnceLock<Arc<Selected>>; 4],
+    /// The last rollout of each domain that has ended, unless a later version published the domain.
+    pub ended: BTreeMap<String, Arc<PublishedRollout>>,
+    /// The selections of pods that may have all domains.
+    pub groups: Groups,
     /// How often domains were selected.
     #[cfg(test)]
     pub selections: Arc<AtomicUsize>,
@@ -66,7 +68,15 @@ pub struct Selected {
     pub bytes: usize,
 }
 
-/// A rollout that is under way.
+/// The selections of pods that may have all domains, by the rollouts that concern a pod: one under
+/// way that chose it, or one that has ended.
+#[derive(Debug, Default)]
+pub struct Groups(Mutex<HashMap<Vec<i64>, Arc<Selected>>>);
+
+/// Maximum number of these groups; further ones are selected for each pod.
+const GROUPS_MAX: usize = 1024;
+
+/// A rollout that is under way, or has ended.
 #[derive(Debug, Clone)]
 pub struct PublishedRollout {
     /// Its number.
@@ -77,14 +87,26 @@ pub struct PublishedRollout {
     pub stage: Stage,
     /// Which pods are chosen.
     pub choice: Choice,
+    /// The places of the last pods that are chosen for each domain, if a percentage is; of one that has
+    /// ended, that ever were.
+    pub thresholds: BTreeMap<String, i64>,
     /// When it is rolled back.
     pub bound: Option<Bound>,
+    /// From when on hits are evidence, in milliseconds since the Unix epoch.
+    pub tells_at: i64,
     /// The domains that it changes.
     pub names: BTreeSet<String>,
     /// What chosen pods have: domains instead of those that are published, `None` for one that
     /// leaves; in the stage `shadow`, candidate rules beside those that are published.
-    pub domains: BTreeMap<String, Option<Arc<PublishedDomain>>>,
+    pub domains: PublishedOverlay,
+    /// The candidate rules of the other pods.
+    pub others: PublishedOverlay,
+    /// Whether the others had candidate rules too when it ended.
+    pub was_shadow: bool,
 }
+
+/// Domains that pods have instead of those that are published, or beside them.
+type PublishedOverlay = BTreeMap<String, Option<Arc<PublishedDomain>>>;
 
 /// The published rules of a domain.
 #[derive(Debug)]
@@ -108,9 +130,9 @@ type SharedConfig = Shared<BoxFuture<'static, Result<Bytes, Arc<str>>>>;
 impl PublishedSet {
     /// The domain with the text of this hash, if the set or its rollout has it.
     pub fn find(&self, domain: &str, hash: &str) -> Option<&Arc<PublishedDomain>> {
-        let rolled_out = self.rollout.as_ref().and_then(|it| it.domains.get(domain)?.as_ref());
-        let both = [self.domains.get(domain), rolled_out];
-        both.into_iter().flatten().find(|it| it.hash == hash)
+        let overlays = self.rollouts.iter().flat_map(|it| [&it.domains, &it.others]);
+        let rolled_out = overlays.filter_map(|it| it.get(domain)?.as_ref());
+        self.domains.get(domain).into_iter().chain(rolled_out).find(|it| it.hash == hash)
     }
 
     /// Forgets when domains were removed, if that is known of more than `max`.
@@ -123,9 +145,10 @@ impl PublishedSet {
     /// What this node gets, of the domains that it is `allowed` (`None` for all). Pods that get all
     /// domains share one selection; the cost of others is that of the names that limit them.
     pub fn selected(&self, node: &NodeInfo, allowed: Option<&BTreeSet<&str>>) -> Arc<Selected> {
-        let rollout = self.rollout_of(node);
-        let ended = self.ended.as_deref().filter(|it| it.chooses(node));
-        let select = |names: BTreeSet<&str>| Arc::new(self.select(names, rollout, ended));
+        let chosen = self.chosen(node, allowed);
+        let is_concerned = |it: &&Arc<PublishedRollout>| it.concerned(node, allowed);
+        let ended: Vec<_> = self.ended.values().filter(is_concerned).map(|it| it.id).collect();
+        let select = |names: BTreeSet<&str>| Arc::new(self.select(names, &chosen, &ended));
         match (node.domains(), allowed) {
             (Some(asked), allowed) => {
                 let asked = asked.iter().map(String::as_str);
@@ -133,44 +156,51 @@ impl PublishedSet {
             }
             (None, Some(allowed)) => select(allowed.clone()),
             (None, None) => {
-                let at = usize::from(rollout.is_some()) + 2 * usize::from(ended.is_some());
-                Arc::clone(self.whole[at].get_or_init(|| select(self.names(rollout))))
+                let key = chosen.iter().copied().chain([0]).chain(ended.iter().copied());
+                self.groups.get_or_select(key.collect(), || select(self.names()))
             }
         }
     }
 
-    /// The names of all domains, and of those that were removed.
-    fn names<'s>(&'s self, rollout: Option<&'s PublishedRollout>) -> BTreeSet<&'s str> {
-        let added = rollout.into_iter().flat_map(|it| it.domains.keys());
+    /// The names of all domains, of those that were removed, and of those that rollouts add.
+    fn names(&self) -> BTreeSet<&str> {
+        let added = self.rollouts.iter().flat_map(|it| it.domains.keys().chain(it.others.keys()));
         let names = self.domains.keys().chain(self.changed.keys()).chain(added);
         names.map(String::as_str).collect()
     }
 
+    /// Selects the domains of a pod, given the rollouts that chose it, and the ended ones that
+    /// concern it.
     fn select<'s>(
         &'s self,
         mut names: BTreeSet<&'s str>,
-        rollout: Option<&'s PublishedRollout>,
-        ended: Option<&PublishedRollout>,
+        chosen: &[i64],
+        ended: &[i64],
     ) -> Selected {
         #[cfg(test)]
         self.selections.fetch_add(1, Ordering::Relaxed);
+        let overlays = self.rollouts.iter().flat_map(|it| match chosen.contains(&it.id) {
+            true => &it.domains,
+            false => &it.others,
+        });
+        let overlay: BTreeMap<_, _> = overlays.map(|(name, it)| (name.as_str(), it)).collect();
         // Candidate rules belong to their domain.
-        let beside = rollout.into_iter().flat_map(|it| it.domains.keys());
-        let is_of = |it: &&String| domain_of_candidate(it).is_some_and(|of| names.contains(of));
-        let beside: Vec<_> = beside.filter(is_of).collect();
-        names.extend(beside.into_iter().map(String::as_str));
+        let is_of = |it: &&str| domain_of_candidate(it).is_some_and(|of| names.contains(of));
+        let beside: Vec<_> = overlay.keys().copied().filter(is_of).collect();
+        names.extend(beside);
         let mut domains = Vec::new();
         let mut present = Vec::new();
         let mut hasher = blake3::Hasher::new();
         let mut last = 0;
         let mut bytes = 0;
         for name in names {
-            let domain = match rollout.and_then(|it| it.domains.get(name)) {
+            let domain = match overlay.get(name) {
                 Some(instead) => instead.as_ref(),
                 None => self.domains.get(name),
             };
             let published = self.changed.get(name).copied().unwrap_or_default();
-            last = last.max(match ended.filter(|it| it.names.contains(name)) {
+            let ended = self.ended.get(name).filter(|it| ended.contains(&it.id));
+            last = last.max(match ended {
                 // The pod had this text before it was published.
                 Some(ended) if ended.stage == Stage::All && ended.version == published => 0,
                 Some(ended) => ended.version.max(published),
@@ -241,48 +271,99 @@ fn config(text: &[u8]) -> Result<Bytes, Arc<str>> {
     Ok(any(CONFIG_TYPE, &config_of(&source)?))
 }
 
-// Which pods a rollout chooses.
+// === impl Groups ===
 
-/// What is hashed to choose pods. Another text would choose other ones.
-const CONTEXT: &str = "ratelease 2026-11 pods of a rollout";
+impl Groups {
+    fn get_or_select(
+        &self,
+        key: Vec<i64>,
+        select: impl FnOnce() -> Arc<Selected>,
+    ) -> Arc<Selected> {
+        let mut groups = self.0.lock();
+        if let Some(found) = groups.get(&key) {
+            return Arc::clone(found);
+        }
+        let selected = select();
+        if groups.len() < GROUPS_MAX {
+            groups.insert(key, Arc::clone(&selected));
+        }
+        selected
+    }
+}
+
+/// A copy may be changed, so that nothing is selected of it yet.
+impl Clone for Groups {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+// The choice of pods.
 
 // === impl PublishedSet ===
 
 impl PublishedSet {
-    /// The rollout, if it chooses this node.
-    pub fn rollout_of(&self, node: &NodeInfo) -> Option<&PublishedRollout> {
-        self.rollout.as_deref().filter(|it| it.chooses(node))
+    /// The rollouts that choose this node, of the domains that it is `allowed`.
+    pub fn chosen(&self, node: &NodeInfo, allowed: Option<&BTreeSet<&str>>) -> Vec<i64> {
+        let chosen = self.rollouts.iter().filter(|it| it.chooses(node, allowed));
+        chosen.map(|it| it.id).collect()
     }
 }
 
 // === impl PublishedRollout ===
 
 impl PublishedRollout {
-    /// A rollout at its last step, in which chosen pods have these domains.
-    fn at_last(rollout: &Rollout, domains: BTreeMap<String, Option<Arc<PublishedDomain>>>) -> Self {
+    /// A rollout at its last step, in which pods have no domains of their own.
+    fn at_last(rollout: &Rollout) -> Self {
         let RolloutStep { version, stage, .. } = *rollout.last();
         let names = rollout.domains.iter().map(|it| it.domain.clone()).collect();
-        let choice = rollout.choice.clone();
-        Self { id: rollout.id, version, stage, choice, bound: rollout.bound, names, domains }
+        let shares = match stage.is_open() {
+            true => &rollout.steps[rollout.steps.len() - 1..],
+            false => &rollout.steps[..],
+        };
+        let mut thresholds = BTreeMap::new();
+        for Share { domain, threshold, .. } in shares.iter().flat_map(|it| &it.shares) {
+            let highest = thresholds.entry(domain.clone()).or_insert(*threshold);
+            *highest = (*highest).max(*threshold);
+        }
+        let was_shadow = rollout.last_open().is_some_and(|it| it.stage == Stage::Shadow);
+        Self {
+            id: rollout.id,
+            version,
+            stage,
+            choice: rollout.choice.clone(),
+            thresholds,
+            bound: rollout.bound,
+            tells_at: if stage == Stage::Shadow { shadow_tells_at(rollout) } else { 0 },
+            names,
+            domains: PublishedOverlay::new(),
+            others: PublishedOverlay::new(),
+            was_shadow,
+        }
     }
 
-    /// Whether the rollout chooses this node. Each replica and each connection finds the same.
-    pub fn chooses(&self, node: &NodeInfo) -> bool {
-        match &self.choice {
-            Choice::Percent(percent) => part(self.id, &node.id) < *percent,
-            Choice::Label(key, value) => node.label(key) == Some(value),
+    /// Whether the rollout chooses this node, of the domains that it is `allowed`: for one of its
+    /// domains. Each replica and each connection finds the same.
+    pub fn chooses(&self, node: &NodeInfo, allowed: Option<&BTreeSet<&str>>) -> bool {
+        if let Choice::Label(key, value) = &self.choice {
+            return node.label(key) == Some(value);
         }
+        let place = place_of(self.id, &node.id);
+        let is_within = |(_, threshold): &(&String, &i64)| place <= **threshold;
+        let mut domains = self.thresholds.iter().filter(is_within).map(|(domain, _)| domain);
+        domains.any(|it| serves(node, allowed, it))
+    }
+
+    /// Whether what this node has may have changed when the rollout ended.
+    fn concerned(&self, node: &NodeInfo, allowed: Option<&BTreeSet<&str>>) -> bool {
+        self.was_shadow || self.chooses(node, allowed)
     }
 }
 
-/// In which hundredth of all nodes this one is, 0 to 99. Another rollout chooses other ones.
-fn part(rollout: i64, node: &str) -> u8 {
-    let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
-    hasher.update(&rollout.to_le_bytes()).update(node.as_bytes());
-    let mut first = [0; 8];
-    first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
-    let scaled = (u128::from(u64::from_le_bytes(first)) * 100) >> 64;
-    u8::try_from(scaled).unwrap_or(u8::MAX)
+/// Whether a node gets this domain, of those that it is `allowed`.
+fn serves(node: &NodeInfo, allowed: Option<&BTreeSet<&str>>, domain: &str) -> bool {
+    node.domains().is_none_or(|it| it.contains(domain))
+        && allowed.is_none_or(|it| it.contains(domain))
 }
 
 // Follows the versions of the database. A notice of PostgreSQL or of this process wakes the
@@ -385,23 +466,24 @@ async fn load(
             // Not the whole history, only what is left of it.
             false => (BTreeMap::new(), store.state_at(version).await?),
         };
-        let rollout = store.open_rollout().await?;
+        let rollouts = store.open_rollouts().await?;
         // A database may be restored to the time before its first version.
         let at = if version == 0 { 0 } else { store.version_time(version).await? };
         let former_set = if is_known { known } else { &PublishedSet::default() };
         let changed = changed(former_set, &changes);
-        let ended = ended(store, former_set).await?;
+        let ended = ended(store, former_set, &changed).await?;
         // What was read is of one version: each change of it takes a number.
         if store.last_version().await? == version {
             let last = last_texts(&changes);
-            texts.read(store, unknown_texts(known, &last, rollout.as_ref())).await?;
+            texts.read(store, unknown_texts(known, &last, &rollouts)).await?;
             let domains = domains(texts, known, former, last)?;
-            let rollout = rolled_out(texts, known, rollout)?;
+            let rollouts = rollouts.iter().map(|it| rolled_out(texts, known, it));
+            let rollouts = rollouts.collect::<StoreResult<_>>()?;
             let mut set = PublishedSet {
                 version,
                 at,
                 domains,
-                rollout,
+                rollouts,
                 changed,
                 ended,
                 ..PublishedSet::default()
@@ -419,13 +501,14 @@ fn last_texts(changes: &[VersionChange]) -> BTreeMap<&str, Option<&str>> {
     changes.iter().map(|it| (&*it.domain, it.hash.as_deref())).collect()
 }
 
-/// The hashes of the texts of domains, and of a rollout, that are not known.
+/// The hashes of the texts of domains, and of rollouts, that are not known.
 fn unknown_texts<'t>(
     known: &PublishedSet,
     last: &BTreeMap<&'t str, Option<&'t str>>,
-    rollout: Option<&'t Rollout>,
+    rollouts: &'t [Rollout],
 ) -> BTreeSet<&'t str> {
-    let rolled_out = rollout.into_iter().flat_map(|it| it.hashes(it.last().stage));
+    let hashes = |it: &'t Rollout| it.hashes(it.last().stage).chain(it.others(it.last().stage));
+    let rolled_out = rollouts.iter().flat_map(hashes);
     let published = last.iter().map(|(domain, hash)| ((*domain).to_owned(), *hash));
     let all = published.chain(rolled_out).filter_map(|(domain, hash)| Some((domain, hash?)));
     all.filter(|(domain, hash)| known.find(domain, hash).is_none()).map(|(_, hash)| hash).collect()
@@ -454,30 +537,41 @@ fn changed(known: &PublishedSet, changes: &[VersionChange]) -> BTreeMap<String, 
     changed
 }
 
-/// The last rollout that has ended since this process knows a version. It may have begun since the
-/// known one, so that no set ever had it.
-async fn ended(store: &Store, known: &PublishedSet) -> StoreResult<Option<Arc<PublishedRollout>>> {
-    let last = store.rollouts(None, i64::MAX, 1).await?.pop().filter(|_| known.version > 0);
-    let is_new = |step: &RolloutStep| !step.stage.is_open() && step.version > known.version;
-    Ok(match last.filter(|it| is_new(it.last())) {
-        Some(last) => Some(Arc::new(PublishedRollout::at_last(&last, BTreeMap::new()))),
-        None => known.ended.clone(),
-    })
+/// The last rollout of each domain that has ended since this process knows a version. It may have begun
+/// since the known one, so that no set ever had it.
+async fn ended(
+    store: &Store,
+    known: &PublishedSet,
+    changed: &BTreeMap<String, i64>,
+) -> StoreResult<BTreeMap<String, Arc<PublishedRollout>>> {
+    let mut all = known.ended.clone();
+    if known.version > 0 {
+        for rollout in store.rollouts_ended_since(known.version).await? {
+            let ended = Arc::new(PublishedRollout::at_last(&rollout));
+            all.extend(ended.names.iter().map(|name| (name.clone(), Arc::clone(&ended))));
+        }
+    }
+    all.retain(|name, it| changed.get(name).is_none_or(|published| *published <= it.version));
+    Ok(all)
 }
 
-/// What chosen pods have instead.
+/// The rules of both groups of pods while a rollout is under way.
 fn rolled_out(
     texts: &Texts,
     known: &PublishedSet,
-    rollout: Option<Rollout>,
-) -> StoreResult<Option<Arc<PublishedRollout>>> {
-    let Some(rollout) = rollout else { return Ok(None) };
-    let mut domains = BTreeMap::new();
-    for (domain, hash) in rollout.hashes(rollout.last().stage) {
-        let published = hash.map(|hash| text(texts, known, &domain, hash)).transpose()?;
-        domains.insert(domain, published);
+    rollout: &Rollout,
+) -> StoreResult<Arc<PublishedRollout>> {
+    let stage = rollout.last().stage;
+    let mut published = PublishedRollout::at_last(rollout);
+    for (domain, hash) in rollout.hashes(stage) {
+        let text = hash.map(|hash| text(texts, known, &domain, hash)).transpose()?;
+        published.domains.insert(domain, text);
     }
-    Ok(Some(Arc::new(PublishedRollout::at_last(&rollout, domains))))
+    for (domain, hash) in rollout.others(stage) {
+        let text = hash.map(|hash| text(texts, known, &domain, hash)).transpose()?;
+        published.others.insert(domain, text);
+    }
+    Ok(Arc::new(published))
 }
 
 /// The domain with the text of this hash, which is known or was read.
@@ -519,12 +613,26 @@ mod tests {
 
     use super::*;
     use crate::push::selection::NodeInfo;
-    use crate::store::{Author, Choice, NewRollout, PublishedText, Stage, Write};
+    use crate::store::plan_of_one_stage;
+    use crate::store::{
+        Author, Choice, NewRollout, PodRow, PublishedText, RolloutTexts, Stage, Write,
+    };
 
-    fn rollout(id: i64, choice: Choice) -> PublishedRollout {
-        let (version, stage, bound) = (1, Stage::Shadow, None);
-        let (names, domains) = (BTreeSet::new(), BTreeMap::new());
-        PublishedRollout { id, version, stage, choice, bound, names, domains }
+    fn rollout(choice: Choice, thresholds: &[(&str, i64)]) -> PublishedRollout {
+        let thresholds = thresholds.iter().map(|(name, it)| ((*name).to_owned(), *it));
+        PublishedRollout {
+            id: 1,
+            version: 1,
+            stage: Stage::Shadow,
+            choice,
+            thresholds: thresholds.collect(),
+            bound: None,
+            tells_at: 0,
+            names: BTreeSet::new(),
+            domains: PublishedOverlay::new(),
+            others: PublishedOverlay::new(),
+            was_shadow: true,
+        }
     }
 
     fn node(id: &str) -> NodeInfo {
@@ -532,19 +640,16 @@ mod tests {
     }
 
     #[test]
-    fn a_percentage_of_many_nodes_is_chosen_and_more_include_fewer() {
-        let chosen = |id: i64, percent: u8| -> Vec<bool> {
-            let rollout = rollout(id, Choice::Percent(percent));
-            (0..10_000).map(|at| rollout.chooses(&node(&format!("pod-{at}")))).collect()
-        };
-        for (percent, expected) in [(1, 100), (10, 1000), (50, 5000), (99, 9900)] {
-            let found = chosen(1, percent).iter().filter(|it| **it).count();
-            assert!(found.abs_diff(expected) <= 200, "{percent} %: {found}");
-        }
-        assert!(chosen(1, 100).iter().all(|it| *it));
-        let (few, many) = (chosen(1, 10), chosen(1, 50));
-        assert!(few.iter().zip(&many).all(|(few, many)| many | !few));
-        assert_ne!(chosen(2, 50), many);
+    fn a_pod_is_chosen_up_to_the_threshold_of_its_domain() {
+        let place = place_of(1, "pod-1");
+        let of = |thresholds: &[(&str, i64)]| rollout(Choice::Percent(50), thresholds);
+        let (at, below) = (of(&[("shop", place)]), of(&[("shop", place - 1)]));
+        assert!(at.chooses(&node("pod-1"), None) && !below.chooses(&node("pod-1"), None));
+        assert!(!of(&[("shop", -1)]).chooses(&node("pod-1"), None));
+        let limited = NodeInfo::named("pod-1", &[("domains", "bank,lab")]);
+        assert!(!at.chooses(&limited, None), "it does not serve the domain");
+        assert!(!at.chooses(&node("pod-1"), Some(&BTreeSet::from(["bank"]))));
+        assert!(of(&[("bank", place), ("shop", -1)]).chooses(&limited, None));
     }
 
     #[test]
@@ -558,21 +663,11 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_of_pods_never_changes() {
-        let first: Vec<_> = (0..8).map(|at| part(1, &format!("pod-{at}"))).collect();
-        assert_eq!(
-            first,
-            [51, 15, 65, 43, 50, 53, 81, 28],
-            "another hash moves pods of rollouts that are under way"
-        );
-    }
-
-    #[test]
     fn a_label_chooses_nodes_whose_metadata_has_it() {
-        let rollout = rollout(1, Choice::Label("zone".into(), "a".into()));
+        let rollout = rollout(Choice::Label("zone".into(), "a".into()), &[]);
         let labelled = |value: &str| NodeInfo::named("", &[("zone", value)]);
-        assert!(rollout.chooses(&labelled("a")));
-        assert!(!rollout.chooses(&labelled("b")) && !rollout.chooses(&node("a")));
+        assert!(rollout.chooses(&labelled("a"), None));
+        assert!(!rollout.chooses(&labelled("b"), None) && !rollout.chooses(&node("a"), None));
     }
 
     fn text(domain: &str, yaml: &str) -> PublishedText {
@@ -583,6 +678,14 @@ mod tests {
     async fn begin(store: &Store) -> Write {
         let author = Author { name: "test".to_owned(), reason: String::new() };
         store.begin(&author).await.unwrap()
+    }
+
+    /// A rollout to all pods of these: one without an id.
+    fn to_all(texts: Vec<RolloutTexts>) -> NewRollout {
+        let choice = Choice::Percent(100);
+        let plan = plan_of_one_stage(Stage::Shadow, &choice);
+        let (bound, time_limit, longest_window) = (None, None, 0);
+        NewRollout { choice, bound, plan, time_limit, longest_window, texts }
     }
 
     async fn publish(store: &Store, domain: &str, yaml: &str) {
@@ -660,17 +763,19 @@ mod tests {
         publish(&store, "shop", "domain: shop\ndescriptors: []\n").await;
         publish(&store, "shop", "domain: shop\n").await;
         let mut write = begin(&store).await;
-        let texts = vec![(text("bank", "shadow"), text("bank", "enforced"))];
-        let (choice, stage) = (Choice::Percent(100), Stage::Shadow);
-        let new = NewRollout { choice, bound: None, stage, texts };
-        write.begin_rollout(&new).await.unwrap();
-        let rollout = write.open_rollout().await.unwrap().unwrap();
-        write.step_rollout(&rollout, Stage::Aborted).await.unwrap();
+        let texts = RolloutTexts {
+            shadow: text("bank", "shadow"),
+            others: text("bank", "others"),
+            draft: text("bank", "enforced"),
+        };
+        write.begin_rollout(&to_all(vec![texts]), &[PodRow::default()]).await.unwrap();
+        let rollout = write.open_rollouts().await.unwrap().remove(0);
+        write.end_rollout(&rollout, Stage::Aborted).await.unwrap();
         write.commit().await.unwrap();
         let set = load_all(&store, &known).await.unwrap().expect("a version");
         assert_eq!(set.changed, BTreeMap::from([("bank".into(), 2), ("shop".into(), 4)]));
-        let ended = set.ended.as_deref().map(|it| (it.version, it.names.contains("bank")));
-        assert_eq!((set.version, ended, set.rollout.is_none()), (6, Some((6, true)), true));
+        let ended = set.ended.get("bank").map(|it| it.version);
+        assert_eq!((set.version, ended, set.rollouts.is_empty()), (6, Some(6), true));
         // A pod that the rollout chose is concerned by its end, and one that has `shop` alone by
         // the version that restored its text.
         let node = NodeInfo::default();
@@ -688,12 +793,14 @@ mod tests {
         let store = store(dir.path(), &["shop", "bank"]).await;
         // Nothing of `bank` would be counted, and then it leaves.
         let none = PublishedText { yaml: None, ..text("bank", "") };
-        let shop = (text("shop", "domain: \"shop@candidate\"\n"), text("shop", "draft"));
-        let (choice, stage) = (Choice::Percent(100), Stage::Shadow);
-        let new =
-            NewRollout { choice, bound: None, stage, texts: vec![shop, (none.clone(), none)] };
+        let shop = RolloutTexts {
+            shadow: text("shop", "domain: \"shop@candidate\"\n"),
+            others: text("shop", "others"),
+            draft: text("shop", "draft"),
+        };
+        let bank = RolloutTexts { shadow: none.clone(), others: none.clone(), draft: none };
         let mut write = begin(&store).await;
-        write.begin_rollout(&new).await.unwrap();
+        write.begin_rollout(&to_all(vec![shop, bank]), &[PodRow::default()]).await.unwrap();
         write.commit().await.unwrap();
         let set = load_all(&store, &PublishedSet::default()).await.unwrap().expect("a version");
         let node = NodeInfo::default();
@@ -703,15 +810,21 @@ mod tests {
         assert_eq!(names(&set, None), "bank shop shop@candidate");
         assert_eq!(names(&set, Some(&BTreeSet::from(["shop"]))), "shop shop@candidate");
         assert_eq!(names(&set, Some(&BTreeSet::from(["bank"]))), "bank");
-        let rollout = set.rollout.as_deref().unwrap();
+        let another = NodeInfo::named("not chosen", &[]);
+        let selected = set.selected(&another, None);
+        let others: Vec<_> = selected.domains.iter().map(|it| it.text()).collect();
+        assert_eq!(selected.names.join(" "), "bank shop shop@candidate");
+        assert_eq!(others[2], b"others", "the others count as the published rules do");
+        let rollout = &set.rollouts[0];
         assert_eq!(rollout.names, BTreeSet::from(["bank".to_owned(), "shop".to_owned()]));
         let mut write = begin(&store).await;
-        let rollout = write.open_rollout().await.unwrap().unwrap();
-        write.step_rollout(&rollout, Stage::Enforced).await.unwrap();
+        let rollout = write.open_rollouts().await.unwrap().remove(0);
+        write.take_step(&rollout, 2, &[PodRow::default()]).await.unwrap();
         write.commit().await.unwrap();
         let enforced = load_all(&store, &set).await.unwrap().expect("a version");
         assert_eq!(names(&enforced, None), "shop");
         assert_eq!(enforced.selected(&node, None).domains[0].text(), b"draft");
+        assert_eq!(enforced.selected(&another, None).names.join(" "), "bank shop");
     }
 
     #[tokio::test]

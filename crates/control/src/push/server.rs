@@ -302,7 +302,8 @@ impl Stream {
             return Ok(()); // a pod keeps its own rules until there are some
         }
         let node = self.node.clone().unwrap_or_default();
-        let chosen_by = set.rollout_of(&node).map_or(0, |it| it.id);
+        let allowed = self.server.selection.allowed(&self.certified, &node.id);
+        let chosen_by = set.chosen(&node, allowed.as_ref());
         let selected = self.selected(&set, &node);
         let limited_to = self.is_limited().then(|| Arc::clone(&selected.names));
         let Some(subscription) = &mut self.subscription else { return Ok(()) };
@@ -316,7 +317,7 @@ impl Stream {
         }
         let is_same = |(sent, version)| sent == selected.content && selected.changed <= version;
         if subscription.content.is_some_and(is_same) {
-            subscription.note_chosen(chosen_by, limited_to);
+            subscription.note_chosen(&chosen_by, limited_to);
             subscription.note_same(set.version);
             return Ok(());
         }
@@ -326,7 +327,7 @@ impl Stream {
         };
         let way = Way { room, pod: &self.pod };
         let response = subscription.response(&set, &selected, way).await;
-        subscription.note_chosen(chosen_by, limited_to);
+        subscription.note_chosen(&chosen_by, limited_to);
         self.send(response)
     }
 
@@ -471,9 +472,9 @@ impl Subscription {
         true
     }
 
-    /// Notes the rollout that chose the pod, and the domains that it is limited to.
-    fn note_chosen(&mut self, rollout: i64, limited_to: Option<Arc<[String]>>) {
-        self.row.change(|row| (row.chosen_by, row.domains) = (rollout, limited_to));
+    /// Notes the rollouts that chose the pod, and the domains that it is limited to.
+    fn note_chosen(&mut self, rollouts: &[i64], limited_to: Option<Arc<[String]>>) {
+        self.row.change(|row| (row.chosen_by, row.domains) = (rollouts.to_vec(), limited_to));
     }
 
     /// Notes that this version holds what the pod has.

@@ -157,7 +157,9 @@ impl Streams {
     pub fn is_chosen(&self, peer: &str, rollout: i64) -> bool {
         let state = self.0.state.lock();
         let mut rows = state.by_peer.get(peer).into_iter().flatten();
-        rows.any(|number| state.rows.get(number).is_some_and(|row| row.chosen_by == rollout))
+        rows.any(|number| {
+            state.rows.get(number).is_some_and(|row| row.chosen_by.contains(&rollout))
+        })
     }
 
     /// Notes that the pod of this address reports hits. `None` if it does already, or if too many
@@ -183,10 +185,10 @@ impl Streams {
         StreamStates::of(self.0.state.lock().rows.values(), version, at)
     }
 
-    /// Number of rows of pods that the rollout of this number chose. Copies no row either.
-    pub fn chosen_by(&self, rollout: i64) -> usize {
+    /// Number of rows of pods that a rollout chose. Copies no row either.
+    pub fn chosen(&self) -> usize {
         let state = self.0.state.lock();
-        state.rows.values().filter(|row| row.chosen_by == rollout).count()
+        state.rows.values().filter(|row| !row.chosen_by.is_empty()).count()
     }
 
     /// Times from commits to acceptances so far.

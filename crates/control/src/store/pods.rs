@@ -57,17 +57,17 @@ pub struct PodRow {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schema(value_type = Option<String>)]
     pub fault: String,
-    /// The rollout that chose it, if it has the rules of one.
-    #[serde(rename = "rollout", skip_serializing_if = "is_zero")]
-    #[schema(value_type = Option<i64>)]
-    pub chosen_by: i64,
+    /// The rollouts that chose it.
+    #[serde(rename = "rollouts", skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Option<Vec<i64>>)]
+    pub chosen_by: Vec<i64>,
     /// Whether it reports hits of its domains while a rollout is under way.
     pub reports: bool,
     /// The number of the stream in that replica.
     #[serde(skip)]
     pub stream: i64,
-    /// The domains that it gets, if it is limited to some; `None` if it gets all. It is written
-    /// and not read again.
+    /// The domains that it gets, if it is limited to some; `None` if it gets all. Only
+    /// [`Store::pod_versions`] reads it.
     #[serde(skip)]
     pub domains: Option<Arc<[String]>>,
     /// When the replica reported it last, in milliseconds since the Unix epoch by the database's
@@ -85,7 +85,7 @@ fn is_zero(number: &i64) -> bool {
 }
 
 const COLUMNS: &str = "replica, stream, node, peer, agent, type, connected_at, seen_at, sent, \
-                       accepted, refused, fault, chosen_by, reports";
+                       accepted, refused, fault, chosen, reports";
 
 /// What the column `domains` has for a pod that gets all domains.
 const ALL_DOMAINS: &str = "*";
@@ -299,6 +299,18 @@ fn line_of(domain: &str) -> String {
     format!("\n{}", domain.replace('\\', "\\\\").replace('\n', "\\n"))
 }
 
+/// Numbers as a text: each after a line break, with one at the end.
+fn lines_of(numbers: &[i64]) -> String {
+    if numbers.is_empty() {
+        return String::new();
+    }
+    numbers.iter().map(|it| format!("\n{it}")).collect::<String>() + "\n"
+}
+
+fn numbers_of(text: &str) -> Vec<i64> {
+    text.lines().filter_map(|it| it.parse().ok()).collect()
+}
+
 // === impl PodRow ===
 
 impl PodRow {
@@ -325,7 +337,7 @@ impl PodRow {
             Cell::Int(self.accepted),
             Cell::Int(self.refused),
             Cell::Text(self.fault),
-            Cell::Int(self.chosen_by),
+            Cell::Text(lines_of(&self.chosen_by)),
             Cell::Int(i64::from(self.reports)),
             Cell::Text(domains),
         ]
@@ -345,7 +357,7 @@ impl PodRow {
             accepted: row.try_get(9)?,
             refused: row.try_get(10)?,
             fault: row.try_get(11)?,
-            chosen_by: row.try_get(12)?,
+            chosen_by: numbers_of(row.try_get(12)?),
             reports: row.try_get::<i64, _>(13)? != 0,
             ..Self::default()
         })

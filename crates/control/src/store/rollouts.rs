@@ -14,15 +14,16 @@ use sqlx::any::AnyRow;
 use sqlx::{AnyConnection, Row};
 use utoipa::ToSchema;
 
+use super::rollout_plan::{PlanStep, Share};
 use super::versions::of_domains;
 use super::write::{Cell, bound};
-use super::{PublishedText, Store, StoreError, StoreResult, VersionRow, Write, as_time};
+use super::{PodRow, PublishedText, Store, StoreError, StoreResult, VersionRow, Write, as_time};
 
 /// Maximum bytes of a label's key and of its value.
 pub const LABEL_BYTES_MAX: usize = 1024;
 
 /// How far a rollout is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
     /// Chosen pods try the changed rules beside those in force, and count what they would deny.
@@ -31,7 +32,7 @@ pub enum Stage {
     Enforced,
     /// All pods enforce them: they are published.
     All,
-    /// A token ended it; all pods run what is published.
+    /// A call or the limit of time ended it; all pods run the published rules.
     Aborted,
     /// The control plane ended it, because too much was denied.
     RolledBack,
@@ -40,7 +41,7 @@ pub enum Stage {
 /// Which pods are chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice {
-    /// So many of a hundred, 1 to 100, by a hash of the rollout and the node's id.
+    /// So many of a hundred that serve a domain, 1 to 100, by a hash of the rollout and the node's id.
     Percent(u8),
     /// Those whose nodes have this key and value in their metadata.
     Label(String, String),
@@ -77,6 +78,8 @@ pub struct RolloutDomain {
     pub changed: i64,
     /// The hash of the text for the stage `shadow`; `None` if there are no rules.
     pub shadow: Option<String>,
+    /// The hash of the rules that the other pods count by meanwhile; `None` if there are no rules.
+    pub others: Option<String>,
     /// The hash of the text that is to be published; `None` if the domain leaves.
     pub hash: Option<String>,
 }
@@ -98,6 +101,16 @@ pub struct RolloutStep {
     pub author: String,
     /// Why.
     pub reason: String,
+    /// The number of the plan's step, from 1; absent for the last one, which ends the rollout.
+    #[serde(rename = "step", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<i64>)]
+    pub number: Option<usize>,
+    /// How many of a hundred pods were to be chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub percent: Option<u8>,
+    /// The pods that were chosen, for each domain.
+    #[serde(skip)]
+    pub shares: Vec<Share>,
 }
 
 /// A rollout.
@@ -105,10 +118,16 @@ pub struct RolloutStep {
 pub struct Rollout {
     /// Its number, from 1.
     pub id: i64,
-    /// Which pods are chosen.
+    /// The pods that are chosen at first.
     pub choice: Choice,
     /// When it is rolled back, if it may be.
     pub bound: Option<Bound>,
+    /// The steps, of which there is at least one. After the last one the rules are published.
+    pub plan: Vec<PlanStep>,
+    /// Seconds without a step after which it ends by itself; `None` for never.
+    pub time_limit: Option<i64>,
+    /// Seconds of the longest window of the limits that change.
+    pub longest_window: i64,
     /// What it changes, by name.
     pub domains: Vec<RolloutDomain>,
     /// What was done, in order; there is at least one.
@@ -122,11 +141,25 @@ pub struct NewRollout {
     pub choice: Choice,
     /// When it is rolled back, if it may be.
     pub bound: Option<Bound>,
-    /// Its first stage.
-    pub stage: Stage,
-    /// For each domain the text for the stage `shadow`, which is of its candidate rules, and the one
-    /// that is to be published.
-    pub texts: Vec<(PublishedText, PublishedText)>,
+    /// The steps, of which there is at least one.
+    pub plan: Vec<PlanStep>,
+    /// Seconds without a step after which it ends by itself; `None` for never.
+    pub time_limit: Option<i64>,
+    /// Seconds of the longest window of the limits that change.
+    pub longest_window: i64,
+    /// The texts of each domain.
+    pub texts: Vec<RolloutTexts>,
+}
+
+/// The texts of a domain of a rollout.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RolloutTexts {
+    /// The candidate rules of chosen pods, for the stage `shadow`.
+    pub shadow: PublishedText,
+    /// The candidate rules of the other pods.
+    pub others: PublishedText,
+    /// The rules that are published at the end.
+    pub draft: PublishedText,
 }
 
 // === impl Stage ===
@@ -181,6 +214,59 @@ impl Rollout {
         self.steps.iter().rev().find(|step| step.stage.is_open())
     }
 
+    /// The number of the plan's step that it is at, from 1.
+    pub fn number(&self) -> usize {
+        let step = self.last_open();
+        let of_stage = |stage| self.plan.iter().position(|it| it.stage == stage);
+        let found = step.and_then(|it| it.number.or_else(|| Some(of_stage(it.stage)? + 1)));
+        found.unwrap_or(1)
+    }
+
+    /// The plan's step that it is at.
+    pub fn present(&self) -> PlanStep {
+        self.planned(self.number()).unwrap_or(self.plan[0])
+    }
+
+    /// The plan's step of this number; `None` if its rules are to be published then.
+    pub fn planned(&self, number: usize) -> Option<PlanStep> {
+        self.plan.get(number.checked_sub(1)?).copied()
+    }
+
+    /// The number of the first step of the plan from `stage` on; of the end of the plan if there is
+    /// none.
+    pub fn number_of(&self, stage: Stage) -> usize {
+        let first = self.plan.iter().position(|it| it.stage >= stage);
+        first.unwrap_or(self.plan.len()) + 1
+    }
+
+    /// The names of its domains.
+    pub fn names(&self) -> Vec<String> {
+        self.domains.iter().map(|it| it.domain.clone()).collect()
+    }
+
+    /// When the plan's step that it is at was taken, in milliseconds since the Unix epoch. It may
+    /// have chosen other pods since.
+    pub fn since(&self) -> i64 {
+        let (number, stage) = (self.number(), self.present().stage);
+        let is_of =
+            |step: &&RolloutStep| step.number.map_or(step.stage == stage, |it| it == number);
+        let same = self.steps.iter().rev().filter(|it| it.stage.is_open()).take_while(is_of);
+        same.last().unwrap_or(self.last()).at
+    }
+
+    /// When the next step is taken without being asked, in milliseconds since the Unix epoch.
+    pub fn next_at(&self) -> Option<i64> {
+        let wait = self.present().wait.filter(|_| self.last().stage.is_open())?;
+        Some(self.since().saturating_add(wait.saturating_mul(1000)))
+    }
+
+    /// When it ends by itself if no step is taken until then, in milliseconds since the Unix epoch.
+    pub fn ends_at(&self) -> Option<i64> {
+        let limit = self.time_limit.filter(|_| self.last().stage.is_open())?;
+        let from = self.next_at().unwrap_or_else(|| self.since());
+        Some(from.saturating_add(limit.saturating_mul(1000)))
+    }
+
     /// What chosen pods have in `stage`: names of domains and hashes of their texts, `None` for a
     /// domain that leaves. In the stage `shadow` they have candidate rules, unless there are none.
     pub fn hashes(&self, stage: Stage) -> impl Iterator<Item = (String, Option<&str>)> {
@@ -188,6 +274,13 @@ impl Rollout {
             Stage::Shadow => Some((candidate_of(&it.domain), Some(it.shadow.as_deref()?))),
             _ => Some((it.domain.clone(), it.hash.as_deref())),
         })
+    }
+
+    /// The candidate rules of the other pods in `stage`, which count as the published rules do:
+    /// names of domains and hashes of their texts.
+    pub fn others(&self, stage: Stage) -> impl Iterator<Item = (String, Option<&str>)> {
+        let domains = self.domains.iter().filter(move |_| stage == Stage::Shadow);
+        domains.filter_map(|it| Some((candidate_of(&it.domain), Some(it.others.as_deref()?))))
     }
 }
 
@@ -217,11 +310,7 @@ impl Store {
         let sql =
             format!("SELECT id FROM rollouts WHERE id < $1{of_domains} ORDER BY id DESC LIMIT $2");
         let ids = bound(&sql, cells).fetch_all(&mut *connection).await?;
-        let mut rollouts = Vec::new();
-        for row in ids {
-            rollouts.extend(read(&mut connection, row.try_get(0)?).await?);
-        }
-        Ok(rollouts)
+        read_all(&mut connection, ids).await
     }
 
     /// The rollout of this number.
@@ -232,20 +321,32 @@ impl Store {
         read(&mut *self.pool.acquire().await?, id).await
     }
 
-    /// The rollout that is under way. There is at most one.
+    /// The rollouts that are under way, of different domains, by number.
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn open_rollout(&self) -> StoreResult<Option<Rollout>> {
+    pub async fn open_rollouts(&self) -> StoreResult<Vec<Rollout>> {
         open(&mut *self.pool.acquire().await?).await
+    }
+
+    /// The rollouts that have ended with a version after this one.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn rollouts_ended_since(&self, version: i64) -> StoreResult<Vec<Rollout>> {
+        let sql = "SELECT rollout FROM rollout_steps WHERE version > $1 \
+                   AND stage NOT IN ('shadow', 'enforced') ORDER BY version";
+        let mut connection = self.pool.acquire().await?;
+        let rows = sqlx::query(sql).bind(version).fetch_all(&mut *connection).await?;
+        read_all(&mut connection, rows).await
     }
 }
 
 // === impl Write ===
 
 impl Write {
-    /// The rollout that is under way.
-    pub async fn open_rollout(&mut self) -> StoreResult<Option<Rollout>> {
+    /// The rollouts that are under way.
+    pub async fn open_rollouts(&mut self) -> StoreResult<Vec<Rollout>> {
         open(&mut self.tx).await
     }
 
@@ -254,11 +355,16 @@ impl Write {
         read(&mut self.tx, id).await
     }
 
-    /// Begins a rollout. The caller has made sure that none is under way.
+    /// Begins a rollout, of which the first step chooses some of `pods`. The caller has made sure
+    /// that none of its domains is in another one.
     ///
     /// # Errors
     /// [`StoreError::Moved`] if the draft of a domain changed since its text was made.
-    pub async fn begin_rollout(&mut self, new: &NewRollout) -> StoreResult<VersionRow> {
+    pub async fn begin_rollout(
+        &mut self,
+        new: &NewRollout,
+        pods: &[PodRow],
+    ) -> StoreResult<VersionRow> {
         let query = sqlx::query_as("SELECT COALESCE(MAX(id), 0) + 1 FROM rollouts");
         let (id,): (i64,) = query.fetch_one(&mut *self.tx).await?;
         let (percent, key, value, label_bytes) = match &new.choice {
@@ -267,39 +373,86 @@ impl Write {
                 (None, Some(key.clone()), Some(value.clone()), key.len() + value.len())
             }
         };
+        let plan = serde_json::to_string(&new.plan);
+        let plan = plan.map_err(|error| StoreError::Internal(error.to_string()))?;
         let sql = "INSERT INTO rollouts (id, percent, label_key, label_value, denied_share, \
-                   hits_min) VALUES ($1, $2, $3, $4, $5, $6)";
+                   hits_min, plan, time_limit, longest_window) \
+                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
         let query = sqlx::query(sql).bind(id).bind(percent).bind(key).bind(value);
         let query = query.bind(new.bound.map(|it| it.denied_share));
-        query.bind(new.bound.map(|it| it.hits_min)).execute(&mut *self.tx).await?;
-        self.note_kept(label_bytes);
+        let query = query.bind(new.bound.map(|it| it.hits_min)).bind(plan.clone());
+        let query = query.bind(new.time_limit).bind(new.longest_window);
+        query.execute(&mut *self.tx).await?;
+        self.note_kept(label_bytes + plan.len());
         let mut rows = Vec::new();
-        for (shadow, text) in &new.texts {
-            if self.draft_state(&text.domain).await?.1 != text.changed {
-                return Err(StoreError::Moved(text.domain.clone()));
+        for RolloutTexts { shadow, others, draft } in &new.texts {
+            if self.draft_state(&draft.domain).await?.1 != draft.changed {
+                return Err(StoreError::Moved(draft.domain.clone()));
             }
-            self.need_approvals(text, false).await?;
-            let hashes = (shadow.hash(), text.hash());
-            self.keep_text(shadow, hashes.0.as_deref()).await?;
-            self.keep_text(text, hashes.1.as_deref()).await?;
-            let domain = Cell::Text(text.domain.clone());
-            let shadow = Cell::Nullable(hashes.0);
-            let hash = Cell::Nullable(hashes.1);
-            rows.push(vec![Cell::Int(id), domain, Cell::Int(text.changed), shadow, hash]);
+            self.need_approvals(draft, false).await?;
+            let mut row = vec![Cell::Int(id), Cell::Text(draft.domain.clone())];
+            row.push(Cell::Int(draft.changed));
+            for text in [shadow, others, draft] {
+                let hash = text.hash();
+                self.keep_text(text, hash.as_deref()).await?;
+                row.push(Cell::Nullable(hash));
+            }
+            rows.push(row);
         }
-        let into = "rollout_domains (rollout, domain, changed, shadow, hash)";
+        let into = "rollout_domains (rollout, domain, changed, shadow, others, hash)";
         self.keep(into, rows).await?;
-        self.add_step(id, new.stage).await
+        let first = new.plan.first().copied();
+        let first = first.ok_or_else(|| StoreError::Internal("a plan without steps".to_owned()))?;
+        let names = new.texts.iter().map(|it| &*it.draft.domain);
+        self.add_planned(id, (1, first), names, pods).await
     }
 
-    /// Adds a step to a rollout that is under way, and returns its version. The last one publishes
-    /// what was rolled out.
-    pub async fn step_rollout(
+    /// Takes the step of the plan with this number, which chooses some of `pods`, and returns its
+    /// version. It may be the one that the rollout is at, to choose other pods.
+    pub async fn take_step(
+        &mut self,
+        rollout: &Rollout,
+        number: usize,
+        pods: &[PodRow],
+    ) -> StoreResult<VersionRow> {
+        match rollout.planned(number) {
+            Some(step) => {
+                let names = rollout.domains.iter().map(|it| &*it.domain);
+                self.add_planned(rollout.id, (number, step), names, pods).await
+            }
+            None => self.end_rollout(rollout, Stage::All).await,
+        }
+    }
+
+    async fn add_planned<'d>(
+        &mut self,
+        id: i64,
+        (number, step): (usize, PlanStep),
+        domains: impl Iterator<Item = &'d str>,
+        pods: &[PodRow],
+    ) -> StoreResult<VersionRow> {
+        let planned = (i64::try_from(number).ok(), step.percent.map(i64::from));
+        let version = self.add_step(id, step.stage, planned).await?;
+        let Some(percent) = step.percent else { return Ok(version) };
+        let size = |number: usize| Cell::Int(i64::try_from(number).unwrap_or(i64::MAX));
+        let rows = domains.map(|domain| {
+            let Share { domain, threshold, pods, chosen } = Share::of(id, domain, percent, pods);
+            let threshold = Cell::Int(threshold);
+            vec![Cell::Int(version.number), Cell::Text(domain), threshold, size(pods), size(chosen)]
+        });
+        let rows = rows.collect();
+        self.keep("rollout_shares (version, domain, threshold, pods, chosen)", rows).await?;
+        Ok(version)
+    }
+
+    /// Ends a rollout that is under way, and returns the version. The stage `all` publishes the
+    /// rules.
+    pub async fn end_rollout(
         &mut self,
         rollout: &Rollout,
         stage: Stage,
     ) -> StoreResult<VersionRow> {
-        let version = self.add_step(rollout.id, stage).await?;
+        let version = self.add_step(rollout.id, stage, (None, None)).await?;
         if stage == Stage::All {
             let mut rows = Vec::new();
             for it in &rollout.domains {
@@ -313,28 +466,44 @@ impl Write {
         Ok(version)
     }
 
-    async fn add_step(&mut self, rollout: i64, stage: Stage) -> StoreResult<VersionRow> {
+    async fn add_step(
+        &mut self,
+        rollout: i64,
+        stage: Stage,
+        (number, percent): (Option<i64>, Option<i64>),
+    ) -> StoreResult<VersionRow> {
         let version = self.add_version(None, Some(rollout)).await?;
-        let sql = "INSERT INTO rollout_steps (version, rollout, stage) VALUES ($1, $2, $3)";
+        let sql = "INSERT INTO rollout_steps (version, rollout, stage, number, percent) \
+                   VALUES ($1, $2, $3, $4, $5)";
         let query = sqlx::query(sql).bind(version.number).bind(rollout);
-        query.bind(stage.name().to_owned()).execute(&mut *self.tx).await?;
+        let query = query.bind(stage.name().to_owned()).bind(number).bind(percent);
+        query.execute(&mut *self.tx).await?;
         self.notify(version.number).await?;
         Ok(version)
     }
 }
 
-/// The rollout that is under way: that of the last step, unless that ended it.
-async fn open(connection: &mut AnyConnection) -> StoreResult<Option<Rollout>> {
-    let sql = "SELECT rollout, stage FROM rollout_steps ORDER BY version DESC LIMIT 1";
-    let row = sqlx::query(sql).fetch_optional(&mut *connection).await?;
-    let Some(row) = row else { return Ok(None) };
-    let stage: Stage = row.try_get::<String, _>(1)?.parse()?;
-    if stage.is_open() { read(connection, row.try_get(0)?).await } else { Ok(None) }
+/// The rollouts that are under way: those whose last step has not ended them.
+async fn open(connection: &mut AnyConnection) -> StoreResult<Vec<Rollout>> {
+    let sql = "SELECT s.rollout FROM rollout_steps s WHERE s.stage IN ('shadow', 'enforced') \
+               AND NOT EXISTS (SELECT 1 FROM rollout_steps later \
+               WHERE later.rollout = s.rollout AND later.version > s.version) ORDER BY s.rollout";
+    let rows = sqlx::query(sql).fetch_all(&mut *connection).await?;
+    read_all(connection, rows).await
+}
+
+/// The rollouts of these numbers.
+async fn read_all(connection: &mut AnyConnection, rows: Vec<AnyRow>) -> StoreResult<Vec<Rollout>> {
+    let mut rollouts = Vec::new();
+    for row in rows {
+        rollouts.extend(read(connection, row.try_get(0)?).await?);
+    }
+    Ok(rollouts)
 }
 
 async fn read(connection: &mut AnyConnection, id: i64) -> StoreResult<Option<Rollout>> {
-    let sql = "SELECT percent, label_key, label_value, denied_share, hits_min FROM rollouts \
-               WHERE id = $1";
+    let sql = "SELECT percent, label_key, label_value, denied_share, hits_min, plan, time_limit, \
+               longest_window FROM rollouts WHERE id = $1";
     let row = sqlx::query(sql).bind(id).fetch_optional(&mut *connection).await?;
     let Some(row) = row else { return Ok(None) };
     let percent: Option<i64> = row.try_get(0)?;
@@ -346,18 +515,57 @@ async fn read(connection: &mut AnyConnection, id: i64) -> StoreResult<Option<Rol
         Some(denied_share) => Some(Bound { denied_share, hits_min: row.try_get(4)? }),
         None => None,
     };
-    let sql = "SELECT domain, changed, shadow, hash FROM rollout_domains WHERE rollout = $1 \
-               ORDER BY domain";
+    let plan: Option<String> = row.try_get(5)?;
+    let (time_limit, longest_window) = (row.try_get(6)?, row.try_get(7)?);
+    let sql = "SELECT domain, changed, shadow, others, hash FROM rollout_domains \
+               WHERE rollout = $1 ORDER BY domain";
     let rows = sqlx::query(sql).bind(id).fetch_all(&mut *connection).await?;
     let domains = rows.iter().map(RolloutDomain::read).collect::<StoreResult<_>>()?;
-    let sql = "SELECT s.version, s.stage, v.at, v.author, v.reason FROM rollout_steps s \
-               JOIN versions v ON v.number = s.version WHERE s.rollout = $1 ORDER BY s.version";
+    let steps = steps(connection, id).await?;
+    let plan = match plan {
+        Some(plan) => serde_json::from_str(&plan).map_err(|error| {
+            StoreError::Internal(format!("the plan of the rollout {id}: {error}"))
+        })?,
+        None => plan_of_one_stage(steps[0].stage, &choice),
+    };
+    Ok(Some(Rollout { id, choice, bound, plan, time_limit, longest_window, domains, steps }))
+}
+
+/// The steps of a rollout, of which there is at least one.
+async fn steps(connection: &mut AnyConnection, id: i64) -> StoreResult<Vec<RolloutStep>> {
+    let sql = "SELECT s.version, s.stage, v.at, v.author, v.reason, s.number, s.percent \
+               FROM rollout_steps s JOIN versions v ON v.number = s.version \
+               WHERE s.rollout = $1 ORDER BY s.version";
     let rows = sqlx::query(sql).bind(id).fetch_all(&mut *connection).await?;
-    let steps = rows.iter().map(RolloutStep::read).collect::<StoreResult<Vec<_>>>()?;
+    let mut steps = rows.iter().map(RolloutStep::read).collect::<StoreResult<Vec<_>>>()?;
     if steps.is_empty() {
         return Err(StoreError::Internal(format!("the rollout {id} has no step")));
     }
-    Ok(Some(Rollout { id, choice, bound, domains, steps }))
+    let sql = "SELECT p.version, p.domain, p.threshold, p.pods, p.chosen FROM rollout_shares p \
+               JOIN rollout_steps s ON s.version = p.version WHERE s.rollout = $1 \
+               ORDER BY p.version, p.domain";
+    for row in sqlx::query(sql).bind(id).fetch_all(&mut *connection).await? {
+        let version: i64 = row.try_get(0)?;
+        let size = |at| -> StoreResult<usize> {
+            Ok(usize::try_from(row.try_get::<i64, _>(at)?).unwrap_or_default())
+        };
+        let (domain, threshold) = (row.try_get(1)?, row.try_get(2)?);
+        let share = Share { domain, threshold, pods: size(3)?, chosen: size(4)? };
+        let of = steps.iter_mut().find(|it| it.version == version);
+        of.into_iter().for_each(|it| it.shares.push(share.clone()));
+    }
+    Ok(steps)
+}
+
+/// The plan of a rollout that names no steps: its first stage and `enforced`, each until it is asked
+/// to go on.
+pub fn plan_of_one_stage(first: Stage, choice: &Choice) -> Vec<PlanStep> {
+    let percent = match choice {
+        Choice::Percent(percent) => Some(*percent),
+        Choice::Label(..) => None,
+    };
+    let stages = [Stage::Shadow, Stage::Enforced].into_iter().filter(|it| *it >= first);
+    stages.map(|stage| PlanStep { stage, percent, wait: None }).collect()
 }
 
 // === impl RolloutDomain ===
@@ -368,7 +576,8 @@ impl RolloutDomain {
             domain: row.try_get(0)?,
             changed: row.try_get(1)?,
             shadow: row.try_get(2)?,
-            hash: row.try_get(3)?,
+            others: row.try_get(3)?,
+            hash: row.try_get(4)?,
         })
     }
 }
@@ -383,6 +592,9 @@ impl RolloutStep {
             at: row.try_get(2)?,
             author: row.try_get(3)?,
             reason: row.try_get(4)?,
+            number: row.try_get::<Option<i64>, _>(5)?.and_then(|it| usize::try_from(it).ok()),
+            percent: row.try_get::<Option<i64>, _>(6)?.and_then(|it| u8::try_from(it).ok()),
+            shares: Vec::new(),
         })
     }
 }
@@ -420,6 +632,8 @@ pub struct HitCount {
     pub denied: u64,
     /// Those that would have been denied, but for shadow mode.
     pub shadow: u64,
+    /// Requests besides them that were left out of the comparison with the draft.
+    pub left_out: u64,
 }
 
 /// What the pods of one replica reported of a domain.
@@ -476,6 +690,7 @@ impl HitCount {
         self.hits = self.hits.saturating_add(other.hits);
         self.denied = self.denied.saturating_add(other.denied);
         self.shadow = self.shadow.saturating_add(other.shadow);
+        self.left_out = self.left_out.saturating_add(other.left_out);
     }
 
     /// This, scaled down to at most so many hits.
@@ -492,7 +707,8 @@ impl HitCount {
             let scaled = u128::from(count) * u128::from(hits) / of;
             u64::try_from(scaled).unwrap_or(u64::MAX)
         };
-        Self { hits, denied: scaled(self.denied), shadow: scaled(self.shadow) }
+        let (denied, shadow) = (scaled(self.denied), scaled(self.shadow));
+        Self { hits, denied, shadow, left_out: scaled(self.left_out) }
     }
 
     /// The share of hits that were denied, 0 to 1; `None` without hits.
@@ -533,10 +749,11 @@ impl Store {
         let now = bucket();
         let replica = i64::from(replica);
         let sql = "INSERT INTO rollout_counts \
-                   (version, domain, chosen, bucket, hits, denied, shadow) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7) \
+                   (version, domain, chosen, bucket, hits, denied, shadow, left_out) \
+                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8) \
                    ON CONFLICT (version, domain, chosen, bucket) DO UPDATE SET \
-                   hits = excluded.hits, denied = excluded.denied, shadow = excluded.shadow";
+                   hits = excluded.hits, denied = excluded.denied, shadow = excluded.shadow, \
+                   left_out = excluded.left_out";
         let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         for (key, ReplicaCount { all, weighed, recent }) in counts {
             let recent_bucket = (now << REPLICA_BITS) + replica;
@@ -546,7 +763,8 @@ impl Store {
                 let query = sqlx::query(sql).bind(key.version).bind(key.domain.clone());
                 let query = query.bind(i64::from(key.is_chosen)).bind(bucket);
                 let query = query.bind(number(count.hits)).bind(number(count.denied));
-                query.bind(number(count.shadow)).execute(&mut *tx).await?;
+                let query = query.bind(number(count.shadow)).bind(number(count.left_out));
+                query.execute(&mut *tx).await?;
             }
         }
         let sql = "DELETE FROM rollout_counts WHERE bucket > 0 AND bucket < $1";
@@ -575,7 +793,7 @@ impl Store {
     async fn hits_from(&self, from: i64, version: i64) -> StoreResult<StepHits> {
         // SQLite made numbers of earlier builds that left their range floating points.
         let sql = "SELECT domain, chosen, bucket, CAST(hits AS BIGINT), CAST(denied AS BIGINT), \
-                   CAST(shadow AS BIGINT) FROM rollout_counts \
+                   CAST(shadow AS BIGINT), CAST(left_out AS BIGINT) FROM rollout_counts \
                    WHERE version = $1 AND bucket >= $2 ORDER BY bucket";
         let first = first_recent(bucket());
         let rows = sqlx::query(sql).bind(version).bind(from).fetch_all(&self.pool).await?;
@@ -606,7 +824,8 @@ impl HitCount {
         let number = |at: usize| -> StoreResult<u64> {
             Ok(u64::try_from(row.try_get::<i64, _>(at)?).unwrap_or_default())
         };
-        Ok(Self { hits: number(3)?, denied: number(4)?, shadow: number(5)? })
+        let (hits, denied, shadow) = (number(3)?, number(4)?, number(5)?);
+        Ok(Self { hits, denied, shadow, left_out: number(6)? })
     }
 }
 
@@ -631,10 +850,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&Database::Sqlite(dir.path().join("rules.db"))).await.unwrap();
         let sql = "INSERT INTO rollout_counts VALUES (1, 'shop', 1, 0, \
-                   9223372036854775807 + 9223372036854775807, 1, 0)";
+                   9223372036854775807 + 9223372036854775807, 1, 0, 0)";
         sqlx::query(sql).execute(&store.pool).await.unwrap();
         let key = CountKey { version: 1, domain: "shop".to_owned(), is_chosen: true };
         let count = store.hits(1).await.unwrap().all[&key];
-        assert_eq!(count, HitCount { hits: i64::MAX.unsigned_abs(), denied: 1, shadow: 0 });
+        assert_eq!(
+            count,
+            HitCount { hits: i64::MAX.unsigned_abs(), denied: 1, ..HitCount::default() }
+        );
     }
 }

@@ -389,6 +389,54 @@ async fn the_metrics_say_which_replica_follows_objects() {
     assert!(text.contains("ratelease_control_objects_connected 0"), "{text}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_with_a_rollout_goes_to_some_pods_first() {
+    let scene = Scene::begin(Place::sqlite()).await;
+    scene.cluster.apply("shop/limits", &spec("shop", 5));
+    scene.await_published("shop", Some(5)).await;
+    let gradual = |requests: u32, steps: Value| {
+        let mut spec = spec("shop", requests);
+        spec["rollout"] = json!({"steps": steps});
+        spec
+    };
+    let waits = json!([{"stage": "enforced", "percent": 50}]);
+    scene.cluster.apply("shop/limits", &gradual(3, waits.clone()));
+    scene.cluster.await_reason("shop/limits", "Programmed", "RollingOut").await;
+    let message = scene.cluster.message("shop/limits", "Programmed");
+    assert!(message.contains("rollout 1 is at step 1 of 1, enforced 50 %"), "{message}");
+    assert!(message.contains("waits for a call of /advance"), "{message}");
+    assert_eq!(scene.published("shop").await, Some(5), "it is not published");
+    // Another change takes its place.
+    scene.cluster.apply("shop/limits", &gradual(4, waits));
+    let begun = async || {
+        let message = scene.cluster.message("shop/limits", "Programmed");
+        message.contains("rollout 2 is at step 1").then_some(())
+    };
+    wait_for("the second rollout", begun).await;
+    let (_, first) = scene.call(Call::new("GET", "/v1/rollouts/1")).await;
+    assert!(first.contains("\"stage\":\"aborted\""), "{first}");
+    // A person takes the last step.
+    let body = json!({"force": true});
+    let (status, text) = scene.call(Call::new("POST", "/v1/rollouts/2/advance").json(&body)).await;
+    assert_eq!(status, 200, "{text}");
+    scene.await_published("shop", Some(4)).await;
+    scene.cluster.await_accepted("shop/limits", "Accepted").await;
+    // A change that was aborted is not tried again.
+    scene.cluster.apply("shop/limits", &gradual(2, json!([{"percent": 50}])));
+    scene.cluster.await_reason("shop/limits", "Programmed", "RollingOut").await;
+    let (status, _) = scene.call(Call::new("POST", "/v1/rollouts/3/abort")).await;
+    assert_eq!(status, 200);
+    scene.cluster.await_reason("shop/limits", "Stalled", "RolledBack").await;
+    assert_eq!(scene.published("shop").await, Some(4));
+    // Without the field all pods get it.
+    scene.cluster.apply("shop/limits", &spec("shop", 2));
+    scene.await_published("shop", Some(2)).await;
+    let mut faulty = spec("shop", 2);
+    faulty["rollout"] = json!({"pods": {"percent": 0}});
+    scene.cluster.apply("shop/limits", &faulty);
+    scene.cluster.await_reason("shop/limits", "Accepted", "Invalid").await;
+}
+
 /// What kstatus says of objects, as lines `NAMESPACE/NAME STATUS: MESSAGE`: the library by which Flux
 /// judges health. It is a part of the program that scripts/test makes of `tests/control_plane`.
 fn kstatus(objects: &[Value]) -> Vec<String> {

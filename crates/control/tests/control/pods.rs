@@ -84,6 +84,12 @@ impl Pod {
         assert!(next.is_err(), "{next:?}");
     }
 
+    /// The next response, if one comes within the time in which none is expected.
+    pub(crate) async fn next_soon(&mut self) -> Option<DiscoveryResponse> {
+        let next = timeout(NEVER, self.responses.message()).await.ok()?;
+        next.unwrap()
+    }
+
     pub(crate) async fn accept(&self, response: &DiscoveryResponse) {
         self.answer(response, None).await;
     }

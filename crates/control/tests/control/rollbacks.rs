@@ -133,6 +133,7 @@ async fn hits_of_both_groups_are_shown_side_by_side_and_only_those_of_the_step()
         assert_eq!(pod.asked().await, ["shop", "shop@candidate"]);
     }
     chosen.runs("2").await;
+    other.runs("2").await;
     all_run(&server, 2, 2).await;
     // It was asked before it had the rules of the step: its first report has hits of others.
     chosen.report(1000, 1000, 0).await;
@@ -269,13 +270,14 @@ async fn what_the_hits_do_not_say_is_said() {
     let place = Place::sqlite();
     let server = place.serve().await;
     prepare(&server).await;
-    server.post("/v1/rollouts", &json!({"pods": {"percent": 100}})).await;
-    let warnings = server.json("/v1/rollouts/1").await["warnings"].clone();
-    assert_eq!(warnings, json!(["no chosen pod is connected"]));
-    super::rollouts::pushed(&server, 2).await;
     // A pod of an earlier release, and one that has its id.
-    let (_silent, _) = super::rollouts::running(&server, "default", "a").await;
+    let (mut silent, _) = super::rollouts::running(&server, "default", "a").await;
     let mut other = Reporter::connect(&server, node_in("default", "b")).await;
+    other.runs("1").await;
+    all_run(&server, 2, 1).await;
+    server.post("/v1/rollouts", &json!({"pods": {"percent": 100}})).await;
+    let set = silent.next().await;
+    silent.accept(&set).await;
     other.runs("2").await;
     let is_told = |it: &Value| {
         it["pods"]["chosen"]["without_reports"] == 1 && it["pods"]["chosen"]["current"] == 2
@@ -343,14 +345,15 @@ async fn counts_that_are_written_again_count_once_and_sums_stay_in_their_range()
         server.post("/v1/rollouts", &bounded("shadow")).await;
         let store = Store::open(&place.database()).await.unwrap();
         let key = CountKey { version: 2, domain: "shop".to_owned(), is_chosen: true };
-        let count = HitCount { hits: 100, denied: 10, shadow: 0 };
+        let count = HitCount { hits: 100, denied: 10, ..HitCount::default() };
         let counts = [(key.clone(), ReplicaCount { all: count, weighed: count, recent: count })];
         for _ in 0..2 {
             store.replace_hits(7, &counts).await.unwrap();
         }
         let hits = store.hits(2).await.unwrap();
         assert_eq!([&hits.all, &hits.weighed, &hits.recent].map(|it| it[&key]), [count; 3]);
-        let most = HitCount { hits: u64::MAX, denied: u64::MAX, shadow: u64::MAX };
+        let most =
+            HitCount { hits: u64::MAX, denied: u64::MAX, shadow: u64::MAX, left_out: u64::MAX };
         let counts = [(key.clone(), ReplicaCount { all: most, weighed: most, recent: most })];
         for replica in 8..12 {
             store.replace_hits(replica, &counts).await.unwrap();

@@ -1,10 +1,13 @@
 //! Gradual change: what chosen pods get, and what is refused meanwhile.
 
+use std::time::Duration;
+
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse;
 use envoy_types::pb::google::protobuf::{Struct, Value as Field, value::Kind};
 use prost::Message;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::pods::{Pod, RULES, Rules, node, pods};
 use super::support::{Call, Place, Server, places, rule, wait_for};
@@ -70,6 +73,20 @@ pub(crate) async fn prepare(server: &Server) {
     assert_eq!(changed.status, 200, "{changed:?}");
 }
 
+/// The steps of a rollout that has ended, its version, and the lines of the audit log are there.
+async fn all_of_it_is_told(server: &Server) {
+    let shown = server.json("/v1/rollouts/1").await;
+    let stages: Vec<_> = shown["steps"].as_array().unwrap().iter().map(|it| &it["stage"]).collect();
+    assert_eq!(stages, ["shadow", "enforced", "all"], "{shown}");
+    assert_eq!(shown["steps"][0]["reason"], "tighter", "{shown}");
+    let versions = server.json("/v1/versions").await;
+    assert_eq!(versions["versions"][0]["rollout"], 1, "{versions}");
+    let log = server.json("/v1/audit").await.to_string();
+    for action in ["rollout.shadow", "rollout.enforced", "rollout.all"] {
+        assert!(log.contains(action), "{log}");
+    }
+}
+
 #[tokio::test]
 async fn chosen_pods_count_then_enforce_and_then_all_do() {
     for place in places().await {
@@ -85,11 +102,15 @@ async fn chosen_pods_count_then_enforce_and_then_all_do() {
         let text = candidate_of(&set);
         assert!(text.contains("requests_per_unit: 3") && text.contains("shadow_mode: true"));
         chosen.accept(&set).await;
+        let set = other.next().await;
+        let others = candidate_of(&set);
+        assert!(others.contains("requests_per_unit: 5") && others.contains("shadow_mode: true"));
+        other.accept(&set).await;
         let are_told = async || {
             let pods = pods(&server).await;
             let current = pods.iter().filter(|it| it["accepted"] == 2).count() == 2;
-            let chosen: Vec<_> = pods.iter().map(|it| &it["rollout"]).collect();
-            (current && chosen == [&json!(1), &Value::Null]).then_some(())
+            let chosen: Vec<_> = pods.iter().map(|it| &it["rollouts"]).collect();
+            (current && chosen == [&json!([1]), &Value::Null]).then_some(())
         };
         wait_for("pods that are chosen or not, and current", are_told).await;
 
@@ -99,11 +120,11 @@ async fn chosen_pods_count_then_enforce_and_then_all_do() {
         assert_eq!(server.post("/v1/rollouts", &to_zone_a("shadow")).await.status, 409);
         let bank = server.post("/v1/rules?publish=true", &rule("bank", "card", "", 1)).await;
         assert_eq!(bank.status, 201, "{bank:?}");
-        for (pod, candidate) in [(&mut chosen, &*text), (&mut other, "")] {
+        for (pod, candidate) in [(&mut chosen, &text), (&mut other, &others)] {
             let set = pod.next().await;
             assert_eq!(set.version_info, "3");
             assert!(!text_of(&set, "bank").is_empty());
-            assert_eq!((shop_of(&set), &*candidate_of(&set)), (shop_of(&in_force), candidate));
+            assert_eq!((shop_of(&set), &candidate_of(&set)), (shop_of(&in_force), candidate));
             pod.accept(&set).await;
         }
 
@@ -117,6 +138,9 @@ async fn chosen_pods_count_then_enforce_and_then_all_do() {
         assert!(!shop_of(&set).contains("shadow_mode"), "{}", shop_of(&set));
         assert_eq!(candidate_of(&set), "");
         chosen.accept(&set).await;
+        let set = other.next().await;
+        assert_eq!(super::pods::names(&set), ["bank", "shop"], "what it counted has an end");
+        other.accept(&set).await;
         // What is changed in the draft meanwhile is no part of it.
         server.add(&rule("shop", "later", "", 1)).await;
         let all = server.post(path, &json!({"stage": "all"})).await;
@@ -127,17 +151,7 @@ async fn chosen_pods_count_then_enforce_and_then_all_do() {
         assert!(!shop_of(&set).contains("later"), "{}", shop_of(&set));
         chosen.gets_nothing().await;
         assert_eq!(server.post(path, &json!({"stage": "enforced"})).await.status, 409);
-        let shown = server.json("/v1/rollouts/1").await;
-        let stages: Vec<_> =
-            shown["steps"].as_array().unwrap().iter().map(|it| &it["stage"]).collect();
-        assert_eq!(stages, ["shadow", "enforced", "all"], "{shown}");
-        assert_eq!(shown["steps"][0]["reason"], "tighter", "{shown}");
-        let versions = server.json("/v1/versions").await;
-        assert_eq!(versions["versions"][0]["rollout"], 1, "{versions}");
-        let log = server.json("/v1/audit").await.to_string();
-        for action in ["rollout.shadow", "rollout.enforced", "rollout.all"] {
-            assert!(log.contains(action), "{log}");
-        }
+        all_of_it_is_told(&server).await;
         let version = server.publish().await;
         assert_eq!(version, 6, "the later change");
         server.stop().await;
@@ -334,5 +348,247 @@ async fn a_token_takes_steps_of_its_own_domains_alone() {
         let list = server.send(Call::new("GET", "/v1/rollouts?limit=1").token(token)).await;
         assert_eq!(list.json()["rollouts"][0]["rollout"], last, "{list:?}");
     }
+    server.stop().await;
+}
+
+/// Publishes a limit of 5 of each of these domains, and makes one of 3 the draft.
+async fn prepare_domains(server: &Server, domains: &[&str]) {
+    for domain in domains {
+        server.add(&rule(domain, "user", "", 5)).await;
+    }
+    server.publish().await;
+    for domain in domains {
+        server.add(&rule(domain, "path", "", 3)).await;
+    }
+}
+
+/// Starts pods with these ids, each of which gets one domain alone, and that they run their rules.
+async fn pods_of(server: &Server, domain: &str, ids: &[String]) -> Vec<Pod> {
+    let mut pods = Vec::new();
+    for id in ids {
+        let mut node = node_in(id, "a");
+        let kind = Some(Kind::StringValue(domain.to_owned()));
+        let metadata = node.metadata.as_mut().unwrap();
+        metadata.fields.insert("domains".to_owned(), Field { kind });
+        let mut pod = Pod::connect(server, node, &[RULES]).await;
+        let set = pod.next().await;
+        pod.accept(&set).await;
+        pods.push(pod);
+    }
+    pods
+}
+
+/// Waits until so many pods are listed with a version that they run.
+async fn listed(server: &Server, count: usize) {
+    let are = async || {
+        let pods = pods(server).await;
+        let running = pods.iter().filter(|it| it["accepted"].as_i64() > Some(0)).count();
+        (running == count).then_some(())
+    };
+    wait_for(&format!("list of {count} pods"), are).await;
+}
+
+#[tokio::test]
+async fn a_percentage_is_that_part_of_the_pods_that_serve_the_domain() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    prepare_domains(&server, &["shop", "bank"]).await;
+    let ids =
+        |of: &str, count: usize| (0..count).map(|at| format!("{of}-{at}")).collect::<Vec<_>>();
+    let _bank = pods_of(&server, "bank", &ids("bank", 12)).await;
+    let mut shop = pods_of(&server, "shop", &ids("shop", 8)).await;
+    listed(&server, 20).await;
+    // 23 rollouts, as in the finding: each choice is one pod of the eight.
+    for _ in 0..23 {
+        let body = json!({"domains": ["shop"], "pods": {"percent": 10}});
+        let begun = server.post("/v1/rollouts", &body).await;
+        assert_eq!(begun.status, 201, "{begun:?}");
+        let begun = begun.json();
+        let expected = json!([{"domain": "shop", "percent": 10, "serve": 8, "chosen": 1}]);
+        assert_eq!(begun["pods"], expected, "{begun}");
+        let path = format!("/v1/rollouts/{}/abort", begun["rollout"]);
+        assert_eq!(server.post(&path, &Value::Null).await.status, 200);
+    }
+    let steps = json!([
+        {"stage": "enforced", "percent": 25}, {"percent": 50}, {"percent": 100},
+    ]);
+    let body = json!({"domains": ["shop"], "steps": steps});
+    let begun = server.post("/v1/rollouts", &body).await.json();
+    let rollout = begun["rollout"].clone();
+    let chosen = async || {
+        let pods = pods(&server).await;
+        let chosen = pods.into_iter().filter(|it| it["rollouts"] == json!([rollout]));
+        let nodes = chosen.map(|it| it["node"].as_str().unwrap().to_owned());
+        nodes.collect::<std::collections::BTreeSet<_>>()
+    };
+    let mut before = std::collections::BTreeSet::new();
+    for (step, count) in [(1, 2), (2, 4), (3, 8)] {
+        if step > 1 {
+            let path = format!("/v1/rollouts/{rollout}/advance");
+            let taken = server.post(&path, &json!({"step": step, "force": true})).await;
+            assert_eq!(taken.json()["pods"][0]["chosen"], count, "{taken:?}");
+        }
+        for pod in &mut shop {
+            // Pods that are chosen now get the draft; others have it, or get nothing.
+            while let Some(set) = pod.next_soon().await {
+                pod.accept(&set).await;
+            }
+        }
+        let are = async || (chosen().await.len() == count).then_some(());
+        wait_for(&format!("{count} chosen pods"), are).await;
+        let now = chosen().await;
+        assert!(before.is_subset(&now) && now.iter().all(|it| it.starts_with("shop")), "{now:?}");
+        before = now;
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn rollouts_of_different_domains_run_side_by_side() {
+    for place in places().await {
+        let server = place.serve().await;
+        prepare_domains(&server, &["shop", "bank", "lab"]).await;
+        let (mut pod, _) = running(&server, "one", "a").await;
+        let begin = async |domain: &str, stage: &str| {
+            let mut body = to_zone_a(stage);
+            body["domains"] = json!([domain]);
+            server.post("/v1/rollouts", &body).await
+        };
+        assert_eq!(begin("shop", "enforced").await.status, 201);
+        assert_eq!(begin("bank", "shadow").await.status, 201);
+        let second = begin("shop", "shadow").await;
+        assert_eq!((second.status, &second.json()["rollout"]), (409, &json!(1)), "{second:?}");
+        pushed(&server, 3).await;
+        let mut set = pod.next().await;
+        while set.version_info != "3" {
+            pod.accept(&set).await;
+            set = pod.next().await;
+        }
+        pod.accept(&set).await;
+        assert!(shop_of(&set).contains("path") && !text_of(&set, "bank").contains("path"));
+        assert!(text_of(&set, "bank@candidate").contains("path"), "{set:?}");
+        // Another domain is published meanwhile, and each rollout ends by itself.
+        let lab = server.post("/v1/publish", &json!({"domains": ["lab"]})).await;
+        assert_eq!(version_of(&lab, 200), "4");
+        let end = json!({"stage": "all", "force": true});
+        assert_eq!(version_of(&server.post("/v1/rollouts/1/advance", &end).await, 200), "5");
+        assert_eq!(server.json("/v1/rollouts/2").await["stage"], "shadow");
+        let aborted = server.post("/v1/rollouts/2/abort", &Value::Null).await;
+        assert_eq!(version_of(&aborted, 200), "6");
+        while set.version_info != "6" {
+            set = pod.next().await;
+            pod.accept(&set).await;
+        }
+        assert!(shop_of(&set).contains("path") && !text_of(&set, "bank").contains("path"));
+        assert_eq!(super::pods::names(&set), ["bank", "lab", "shop"]);
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_says_what_its_reader_can_see_and_do() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    prepare_domains(&server, &["shop", "bank"]).await;
+    let create = |domain| ["create", "--name", domain, "--access", "write", "--domains", domain];
+    let shop = token(&place, &create("shop")).await.unwrap();
+    let send = async |token: &str, path: &str, body: Value| {
+        server.send(Call::new("POST", path).token(token).json(&body)).await
+    };
+    // An operator's, of both domains: the token reads it, and cannot end it.
+    let begun = server.post("/v1/rollouts", &json!({"pods": {"percent": 50}})).await;
+    assert_eq!(begun.status, 201, "{begun:?}");
+    let refused = send(&shop, "/v1/publish", json!({"domains": ["shop"]})).await;
+    assert_eq!(refused.status, 409, "{refused:?}");
+    for part in ["the rollout 1, which admin/", "'shadow'", "an administrator", "ends by itself"] {
+        assert!(refused.text.contains(part), "{part}: {refused:?}");
+    }
+    assert!(!refused.text.contains("/abort") && !refused.text.contains("bank"), "{refused:?}");
+    let shown = server.send(Call::new("GET", "/v1/rollouts/1").token(&shop)).await;
+    assert_eq!(shown.status, 200, "{shown:?}");
+    server.post("/v1/rollouts/1/abort", &Value::Null).await;
+    // The rollout is its own: the refusal names the calls, and they answer.
+    let own = send(&shop, "/v1/rollouts", json!({"pods": {"percent": 50}})).await;
+    assert_eq!(own.json()["domains"], json!(["shop"]), "{own:?}");
+    let refused = send(&shop, "/v1/rollouts", json!({"pods": {"percent": 50}})).await;
+    assert!(refused.text.contains("/v1/rollouts/2/abort"), "{refused:?}");
+    // Another team's does not wait for it.
+    let bank = token(&place, &create("bank")).await.unwrap();
+    let other = send(&bank, "/v1/rollouts", json!({"pods": {"percent": 50}})).await;
+    assert_eq!(other.json()["domains"], json!(["bank"]), "{other:?}");
+    assert_eq!(send(&shop, "/v1/rollouts/2/abort", Value::Null).await.status, 200);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_rollout_without_a_step_in_time_ends_by_itself() {
+    for place in places().await {
+        let server = place.serve().await;
+        prepare(&server).await;
+        let (mut chosen, _) = running(&server, "one", "a").await;
+        let mut body = to_zone_a("enforced");
+        body["time_limit"] = json!("1s");
+        assert_eq!(server.post("/v1/rollouts", &body).await.status, 201);
+        let ended = async || {
+            let found = server.json("/v1/rollouts/1").await;
+            (found["stage"] == "aborted").then_some(found)
+        };
+        let found = wait_for("the end of the rollout", ended).await;
+        let last = &found["steps"][1];
+        let said = (&last["author"], &last["reason"]);
+        assert_eq!(said, (&json!("rollout"), &json!("no step was taken in time")), "{found}");
+        let mut set = chosen.next().await;
+        while set.version_info != "3" {
+            chosen.accept(&set).await;
+            set = chosen.next().await;
+        }
+        assert!(shop_of(&set).contains("requests_per_unit: 5"), "{}", shop_of(&set));
+        assert!(server.json("/v1/audit").await.to_string().contains("rollout.aborted"));
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_step_follows_its_wait_once_a_chosen_pod_is_there() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    prepare(&server).await;
+    let steps = json!([
+        {"stage": "enforced", "percent": 50, "wait": "1s"}, {"percent": 100, "wait": "1s"},
+    ]);
+    let begun = server.post("/v1/rollouts", &json!({"steps": steps})).await;
+    assert_eq!(begun.json()["pods"][0]["serve"], 0, "no pod is there: {begun:?}");
+    // The rollout waits, and says why.
+    let waits = async || {
+        let found = server.json("/v1/rollouts/1").await;
+        let why = found["waits_for"].as_str().unwrap_or_default().to_owned();
+        why.starts_with("evidence: no chosen pod").then_some(found)
+    };
+    let found = wait_for("a rollout that waits for evidence", waits).await;
+    assert_eq!((&found["stage"], &found["step"]), (&json!("enforced"), &json!(1)), "{found}");
+    assert!(found["warnings"].to_string().contains("no chosen pod is connected"), "{found}");
+    // Once a pod is there it is chosen, and the rest goes by itself.
+    let (mut pod, _) = running(&server, "one", "a").await;
+    let mut done = async || {
+        while let Some(set) = pod.next_soon().await {
+            pod.accept(&set).await;
+        }
+        let found = server.json("/v1/rollouts/1").await;
+        (found["stage"] == "all").then_some(found)
+    };
+    let found = timeout(Duration::from_secs(60), async {
+        loop {
+            if let Some(found) = done().await {
+                return found;
+            }
+        }
+    });
+    let found = found.await.expect("the rollout ends by itself");
+    let steps = found["steps"].as_array().unwrap();
+    let numbers: Vec<_> = steps.iter().map(|it| it["step"].as_i64()).collect();
+    assert_eq!(numbers.last(), Some(&None), "{found}");
+    assert!(numbers.contains(&Some(2)) && steps.len() >= 4, "{found}");
+    assert!(steps[1..].iter().all(|it| it["author"] == "rollout"), "{found}");
+    assert!(server.json("/v1/domains").await["domains"][0]["is_changed"] == false);
     server.stop().await;
 }

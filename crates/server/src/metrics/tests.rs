@@ -362,7 +362,7 @@ fn hits_of_a_domain_are_those_of_all_its_rules_with_shadow_apart() {
     note(&meters, &rules, &[("dark", "")], 0, true);
     note(&meters, &rules, &[("by_value", "x"), ("deep", "y")], 0, true);
     note(&meters, &rules, &[("nothing", "")], 0, false);
-    let expected = DomainHits { total: 4, denied: 2, shadow: 1 };
+    let expected = DomainHits { total: 4, denied: 2, shadow: 1, left_out: 0 };
     assert_eq!(meters.hits_by_domain(), HashMap::from([("d".into(), expected)]));
 }
 
@@ -606,7 +606,7 @@ mod by_domain {
 
     #[test]
     fn what_a_counter_gained_is_never_negative_and_never_contradicts_itself() {
-        let of = |total, denied, shadow| DomainHits { total, denied, shadow };
+        let of = |total, denied, shadow| DomainHits { total, denied, shadow, left_out: 0 };
         assert_eq!(of(10, 3, 2).since(&of(4, 1, 1)), of(6, 2, 1));
         assert_eq!(of(4, 1, 1).since(&of(10, 3, 2)), of(0, 0, 0), "the rule was replaced");
         assert_eq!(of(5, 9, 9).since(&of(4, 1, 1)), of(1, 1, 0));

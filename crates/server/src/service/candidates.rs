@@ -81,7 +81,7 @@ impl DecisionService {
         let Ok(runtime) = Handle::try_current() else { return };
         let Some(rules) = self.rules_in_force.current() else { return };
         let (Some(place), Some(copied)) = (self.candidates.enter(), Copied::of(request)) else {
-            return;
+            return self.observers.note_left_out(request);
         };
         let service = self.clone();
         let decided = async move {
@@ -89,10 +89,15 @@ impl DecisionService {
             let request = copied.request();
             let limiter = &service.limiter;
             let verdict = limiter.decide_aside_later(&rules, &request, owner, runs).await;
-            if let Some(verdict) = &verdict {
-                let (took, now) = (Duration::ZERO, service.now());
-                let decision = Decision { request: &request, verdict, took, now };
-                service.observers.note_candidate(&decision);
+            match &verdict {
+                Some(verdict) => {
+                    let (took, now) = (Duration::ZERO, service.now());
+                    let decision = Decision { request: &request, verdict, took, now };
+                    service.observers.note_candidate(&decision);
+                }
+                // A settlement was applied, and is no hit.
+                None if limiter.settles(&rules, &request) => {}
+                None => service.observers.note_left_out(&request),
             }
         };
         let service = self.clone();

@@ -162,9 +162,22 @@ impl Cluster {
 
     /// Waits until an object is accepted, or refused, for this reason.
     pub(crate) async fn await_accepted(&self, key: &str, reason: &str) {
+        self.await_reason(key, "Accepted", reason).await;
+    }
+
+    /// Waits until a condition has this reason.
+    pub(crate) async fn await_reason(&self, key: &str, kind: &str, reason: &str) {
         let what = format!("{key} is {reason}");
-        wait_for(&what, async || (self.condition(key, "Accepted").await.1 == reason).then_some(()))
-            .await;
+        wait_for(&what, async || (self.condition(key, kind).await.1 == reason).then_some(())).await;
+    }
+
+    /// The message of a condition; empty without one.
+    #[allow(dead_code)] // of the tests of objects only
+    pub(crate) fn message(&self, key: &str, kind: &str) -> String {
+        let content = self.content();
+        let conditions = content.objects[key]["status"]["conditions"].as_array();
+        let found = conditions.into_iter().flatten().find(|it| it["type"] == kind);
+        found.and_then(|it| it["message"].as_str()).unwrap_or_default().to_owned()
     }
 }
 

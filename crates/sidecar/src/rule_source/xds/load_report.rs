@@ -67,6 +67,9 @@ const UNKNOWN_PAUSE: Duration = Duration::from_secs(3600);
 /// The category of hits that would have been denied, but for shadow mode.
 const SHADOW: &str = "shadow";
 
+/// The category of hits that candidate rules were not tried on.
+const LEFT_OUT: &str = "left_out";
+
 /// What is reported, over all connections.
 #[derive(Debug)]
 pub struct LoadReporter {
@@ -233,7 +236,7 @@ impl LoadReporter {
         let denied: HashMap<_, _> = denied.iter().map(|it| (&*it.key, it.count)).collect();
         let stats = |key: &HotKey| {
             let denied = denied.get(&*key.key).map_or(0, |count| key.count.min(*count));
-            let hits = DomainHits { total: key.count, denied, shadow: 0 };
+            let hits = DomainHits { total: key.count, denied, ..DomainHits::default() };
             let domain = key.domain.as_deref()?;
             Some(ClusterStats {
                 cluster_service_name: key_text(key),
@@ -256,17 +259,21 @@ fn has(names: &[String], domain: &str) -> bool {
 }
 
 fn cluster_stats(domain: &str, hits: &DomainHits, interval: Duration) -> ClusterStats {
-    let DomainHits { total, denied, shadow } = *hits;
+    let DomainHits { total, denied, shadow, left_out } = *hits;
     let locality = UpstreamLocalityStats {
         total_issued_requests: total - denied,
         ..UpstreamLocalityStats::default()
     };
-    let shadow = DroppedRequests { category: SHADOW.to_owned(), dropped_count: shadow };
+    let dropped = [(SHADOW, shadow), (LEFT_OUT, left_out)].into_iter().filter(|it| it.1 > 0);
+    let dropped = dropped.map(|(category, dropped_count)| {
+        let category = category.to_owned();
+        DroppedRequests { category, dropped_count }
+    });
     ClusterStats {
         cluster_name: domain.to_owned(),
         upstream_locality_stats: vec![locality],
         total_dropped_requests: denied,
-        dropped_requests: if shadow.dropped_count > 0 { vec![shadow] } else { Vec::new() },
+        dropped_requests: dropped.collect(),
         load_report_interval: Some(wire::Duration {
             seconds: i64::try_from(interval.as_secs()).unwrap_or(i64::MAX),
             nanos: i32::try_from(interval.subsec_nanos()).unwrap_or_default(),
