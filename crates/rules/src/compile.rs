@@ -14,7 +14,7 @@ use serde_json::Map;
 
 use crate::fault::{Fault, Faults, Findings, Place, excerpt};
 use crate::fingerprint::Fingerprint;
-use crate::memory::{ARC, Memory, MemoryUse, boxed, table_bytes};
+use crate::memory::{ARC, LoadBounds, Memory, MemoryUse, boxed, table_bytes};
 use crate::node::{self, Document, decode};
 use crate::options::{Descriptor, File, LimitOptions, RateLimit, read_file};
 use crate::reader::{Parsed, Reader};
@@ -70,16 +70,16 @@ pub fn load<S: Borrow<Source>>(sources: &[S], options: Options) -> Result<Loaded
     load_within(sources, options, usize::MAX)
 }
 
-/// Like [`load`], within so many bytes of `memory`, without the texts of the sources.
+/// Like [`load`], within these bounds.
 ///
 /// # Errors
 /// As [`load`]; of rules that need more memory, the faults up to there.
 pub fn load_within<S: Borrow<Source>>(
     sources: &[S],
     options: Options,
-    memory: usize,
+    bounds: impl Into<LoadBounds>,
 ) -> Result<Loaded, Faults> {
-    Ok(compile(sources, options, None, memory)?.0)
+    Ok(compile(sources, options, None, bounds.into())?.0)
 }
 
 /// Like [`load`], and also returns where each rule is written. This costs memory, so only tools use
@@ -91,18 +91,18 @@ pub fn load_with_locations(
     sources: &[Source],
     options: Options,
 ) -> Result<(Loaded, RuleLocations), Faults> {
-    compile(sources, options, Some(RuleLocations::default()), usize::MAX)
+    compile(sources, options, Some(RuleLocations::default()), usize::MAX.into())
 }
 
 fn compile<S: Borrow<Source>>(
     sources: &[S],
     options: Options,
     places: Option<RuleLocations>,
-    memory: usize,
+    bounds: LoadBounds,
 ) -> Result<(Loaded, RuleLocations), Faults> {
     let mut sources: Vec<&Source> = sources.iter().map(Borrow::borrow).collect();
     sources.sort_by(|a, b| a.name.cmp(&b.name));
-    let findings = Findings::within(memory);
+    let findings = Findings::within(bounds);
     let version = version(&sources, &options);
     let (stores, calendar_months) = (options.stores.clone(), options.calendar_months);
     let mut compiler = Compiler::new(options, &findings, places);

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 
-use crate::memory::Memory;
+use crate::memory::{LoadBounds, Memory};
 
 /// A fault (or, as a warning, something doubtful) at one place of one file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -165,9 +165,9 @@ impl Default for Place {
 // === impl Findings ===
 
 impl Findings {
-    /// The findings of a load that may take `memory` bytes.
-    pub(crate) fn within(memory: usize) -> Self {
-        Self { memory: Memory::new(memory), ..Self::default() }
+    /// The findings of a load with these bounds.
+    pub(crate) fn within(bounds: LoadBounds) -> Self {
+        Self { memory: Memory::new(bounds), ..Self::default() }
     }
 
     /// Attributes the findings that follow to `file`.

@@ -57,7 +57,7 @@ pub use limit::{
     AMOUNT_MAX, Algorithm, Burst, Calendar, FILL_SECONDS_MAX, FailureMode, Hold, LeaseTerms,
     Leasing, Limit, MAX_DELAY_MAX, POOLS_MAX, Unit, UnlessSettled, WINDOW_SECONDS_MAX,
 };
-pub use memory::MemoryUse;
+pub use memory::{LoadBounds, MemoryUse, Pace};
 pub use options::{FlagRow, Flags, MapKind, OptionRow};
 pub use parts::Parts;
 pub use rule::{Allowance, Attachment, Level, LevelMatch, Rule, RuleOption};

@@ -5,6 +5,8 @@
 //! taken is known afterwards. `tests/rule_memory.rs` compares the count with the allocator.
 
 use std::cell::Cell;
+use std::fmt;
+use std::rc::Rc;
 
 /// The memory of a load, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -15,14 +17,34 @@ pub struct MemoryUse {
     pub held: usize,
 }
 
+/// What a load calls again and again while it works, so that its caller can rest in there. By
+/// default nothing is called.
+#[derive(Clone, Default)]
+pub struct Pace(Option<Rc<dyn Fn()>>);
+
+/// The bounds of a load.
+#[derive(Debug, Clone)]
+pub struct LoadBounds {
+    /// Bytes that it may take, without the texts of the sources.
+    pub memory: usize,
+    /// How it goes on.
+    pub pace: Pace,
+}
+
 /// The budget of a load, and what was taken of it.
 #[derive(Debug)]
 pub(crate) struct Memory {
     max: usize,
+    pace: Pace,
+    /// How often something was taken.
+    steps: Cell<u32>,
     held: Cell<usize>,
     peak: Cell<usize>,
     is_exceeded: Cell<bool>,
 }
+
+/// So many allocations are one step of the pace: some 10 µs of work.
+const STEP: u32 = 64;
 
 /// What the allocator may add to a small allocation.
 const ROUNDING: usize = 16;
@@ -30,13 +52,37 @@ const ROUNDING: usize = 16;
 /// Bytes of the counters of an `Arc`.
 pub(crate) const ARC: usize = 16;
 
+// === impl Pace ===
+
+impl Pace {
+    /// Calls this after each small part of the work, on the thread of the load.
+    pub fn new(step: impl Fn() + 'static) -> Self {
+        Self(Some(Rc::new(step)))
+    }
+}
+
+impl fmt::Debug for Pace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pace").field(&self.0.is_some()).finish()
+    }
+}
+
+// === impl LoadBounds ===
+
+impl From<usize> for LoadBounds {
+    /// So much memory, at full pace.
+    fn from(memory: usize) -> Self {
+        Self { memory, pace: Pace::default() }
+    }
+}
+
 // === impl Memory ===
 
 impl Memory {
-    pub(crate) fn new(max: usize) -> Self {
+    pub(crate) fn new(LoadBounds { memory: max, pace }: LoadBounds) -> Self {
         let held = Cell::new(0);
         let peak = Cell::new(0);
-        Self { max, held, peak, is_exceeded: Cell::new(false) }
+        Self { max, pace, steps: Cell::default(), held, peak, is_exceeded: Cell::new(false) }
     }
 
     /// Takes `bytes`; `None` if there are not so many, and from then on.
@@ -48,7 +94,17 @@ impl Memory {
         }
         self.held.set(held);
         self.peak.set(self.peak.get().max(held));
+        self.keep_pace();
         Some(())
+    }
+
+    fn keep_pace(&self) {
+        let Pace(Some(step)) = &self.pace else { return };
+        let steps = self.steps.get() % STEP + 1;
+        self.steps.set(steps);
+        if steps == STEP {
+            step();
+        }
     }
 
     /// Returns what was taken and is free again.
@@ -140,7 +196,7 @@ impl Memory {
 impl Default for Memory {
     /// Without a limit.
     fn default() -> Self {
-        Self::new(usize::MAX)
+        Self::new(usize::MAX.into())
     }
 }
 

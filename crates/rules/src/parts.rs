@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::compile::{Loaded, Options, Source, Weight, load_within, version};
 use crate::fault::{Fault, Faults};
+use crate::memory::LoadBounds;
 use crate::rules::{DomainRules, Rules};
 
 /// Maximum number of warnings of sources that are compiled one by one.
@@ -32,9 +33,9 @@ struct Part {
 // === impl Parts ===
 
 impl Parts {
-    /// Like [`load_within`], with the same rules; of the weight it has the memory alone. `memory` is
-    /// for what is compiled: what the last good load made is there already. The options are always
-    /// the same.
+    /// Like [`load_within`], with the same rules; of the weight it has the memory alone. The
+    /// memory of `bounds` is for what is compiled: what the last good load made is there already. The
+    /// options are always the same.
     ///
     /// # Errors
     /// As [`load_within`].
@@ -42,15 +43,16 @@ impl Parts {
         &mut self,
         sources: &[Arc<Source>],
         options: &Options,
-        memory: usize,
+        bounds: impl Into<LoadBounds>,
     ) -> Result<Loaded, Faults> {
+        let bounds = bounds.into();
         let mut sources: Vec<_> = sources.iter().collect();
         sources.sort_by(|a, b| a.name.cmp(&b.name));
-        if let Some((loaded, parts)) = self.load_changed(&sources, options, memory)? {
+        if let Some((loaded, parts)) = self.load_changed(&sources, options, &bounds)? {
             self.0 = parts;
             return Ok(loaded);
         }
-        let loaded = load_within(&borrowed(&sources), options.clone(), memory)?;
+        let loaded = load_within(&borrowed(&sources), options.clone(), bounds)?;
         self.0 = Vec::new(); // these rules are no longer in force
         Ok(loaded)
     }
@@ -64,25 +66,25 @@ impl Parts {
         &self,
         sources: &[&Arc<Source>],
         options: &Options,
-        memory: usize,
+        bounds: &LoadBounds,
     ) -> Result<Option<(Loaded, Vec<Part>)>, Faults> {
         if options.merge_domains {
             return Ok(None);
         }
         let changed = sources.iter().filter(|it| self.find(it).is_none()).count();
-        let mut left = memory;
+        let mut left = bounds.clone();
         let mut warnings = Vec::new();
         let mut parts = Vec::with_capacity(sources.len());
         for source in sources {
             let part = match self.find(source) {
                 Some(known) => known.clone(),
                 None => {
-                    let (part, found) = match Part::compile(source, options, left) {
+                    let (part, found) = match Part::compile(source, options, left.clone()) {
                         Ok(Some(compiled)) => compiled,
                         Err(faults) if changed == 1 => return Err(faults),
                         Ok(None) | Err(_) => return Ok(None),
                     };
-                    left = left.saturating_sub(part.weight.memory.held);
+                    left.memory = left.memory.saturating_sub(part.weight.memory.held);
                     warnings.extend(found);
                     part
                 }
@@ -116,10 +118,10 @@ impl Part {
     fn compile(
         source: &Arc<Source>,
         options: &Options,
-        memory: usize,
+        bounds: LoadBounds,
     ) -> Result<Option<(Self, Vec<Fault>)>, Faults> {
         let Loaded { rules, warnings, weight } =
-            load_within(&[&**source], options.clone(), memory)?;
+            load_within(&[&**source], options.clone(), bounds)?;
         let Some((domain, rules)) = rules.only_domain() else { return Ok(None) };
         let source = Arc::clone(source);
         let has_warnings = !warnings.is_empty();

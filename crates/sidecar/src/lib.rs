@@ -24,6 +24,7 @@
 pub mod admin;
 pub mod app;
 pub mod certificates;
+mod control_group;
 mod file_watch;
 pub mod http;
 pub mod rule_source;

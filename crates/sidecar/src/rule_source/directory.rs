@@ -8,7 +8,9 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
 use ratelease_cli::settings::{Reading, RulesSource};
-use ratelease_rules::{self as rules, Endings, Faults, Found, Loaded, Options, Source};
+use ratelease_rules::{
+    self as rules, Endings, Faults, Found, LoadBounds, Loaded, Options, Pace, Source,
+};
 use tracing::warn;
 
 use crate::rule_source::memory::MemoryLeft;
@@ -69,8 +71,13 @@ impl Directory {
     }
 
     fn load(&self, sources: &[Arc<Source>]) -> Result<Loaded, Faults> {
+        self.load_at(&Pace::default(), sources)
+    }
+
+    fn load_at(&self, pace: &Pace, sources: &[Arc<Source>]) -> Result<Loaded, Faults> {
         let options = &self.settings.reading.options;
-        self.memory.load(|memory| rules::load_within(sources, options.clone(), memory))
+        let bounds = |memory| LoadBounds { memory, pace: pace.clone() };
+        self.memory.load(|memory| rules::load_within(sources, options.clone(), bounds(memory)))
     }
 
     /// Loads the files, and the given rules of domains that no file has: the others must not keep a
@@ -133,14 +140,17 @@ impl Load for Directory {
         Ok(sources)
     }
 
-    fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
+    fn compile(&mut self, sources: &[Arc<Source>], pace: &Pace) -> Result<Compiled, Vec<String>> {
         // Files that are gone are no rules that take the place of those in force. The reference
         // takes them for that.
         let files = sources.iter().filter(|source| !is_given(source)).count();
         if files == 0 && self.had_rules && self.settings.reading.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
-        let loaded = match self.load(sources) {
+        // Whoever gives rules waits for what is under way.
+        let full = Pace::default();
+        let pace = if self.beside.is_some() { &full } else { pace };
+        let loaded = match self.load_at(pace, sources) {
             Err(faults) if files < sources.len() => self.load_apart(sources, faults),
             loaded => loaded.map(|loaded| (loaded, Vec::new())),
         };
@@ -469,7 +479,7 @@ mod tests {
     /// Loads the directory: the number of domains, or the faults; and why there is nothing.
     fn load(directory: &mut Directory) -> (Result<usize, Vec<String>>, Option<String>) {
         let sources = directory.read().unwrap();
-        let compiled = directory.compile(&sources);
+        let compiled = directory.compile(&sources, &Pace::default());
         (compiled.map(|it| it.rules.domains().count()), directory.terms().nothing)
     }
 
@@ -539,7 +549,7 @@ mod tests {
     /// Reads and loads once, as a watch does: what was found, or the faults.
     fn load_once(directory: &mut Directory) -> Result<Vec<String>, Vec<String>> {
         let loaded = directory.read().map_err(|error| vec![error]);
-        let loaded = loaded.and_then(|sources| directory.compile(&sources));
+        let loaded = loaded.and_then(|sources| directory.compile(&sources, &Pace::default()));
         let names = |it: &Compiled| it.rules.domains().map(str::to_owned).collect();
         let found = loaded.as_ref().map(names).map_err(Clone::clone);
         directory.note_outcome(Some(loaded.map(drop)));

@@ -13,6 +13,8 @@
 //! it; events only make that reading happen sooner. The work has a thread of its own: it blocks,
 //! and compiling takes a while.
 
+mod rest;
+
 use std::collections::HashMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,13 +25,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use ratelease_rules::{Rules, Source};
+use ratelease_rules::{Pace, Rules, Source};
 use ratelease_server::current_rules::CurrentRules;
 use tokio::sync::oneshot;
 use tracing::{dispatcher, error, info, warn};
 
 use super::snapshot::{Snapshot, digest};
 use crate::file_watch::{Cause, FsWatch, PUSHED, Timing, WATCHED, WatchSet, next_cause};
+use rest::Rest;
 
 /// Niceness of the watcher's thread, in favour of threads that answer requests: it gets about a
 /// tenth of a core when they want all cores.
@@ -236,7 +239,7 @@ impl<L: Load> Watch<L> {
     }
 
     fn run(mut self, report_first: oneshot::Sender<Result<FirstLoad, FirstLoadFailed>>) {
-        let first = self.reload(Cause::Event, |_| {}).unwrap_or_else(|| {
+        let first = self.reload(Cause::Event, &Pace::default(), |_| {}).unwrap_or_else(|| {
             // No state was known before.
             Err(LoadError::Unread("the rules were not read".to_owned()))
         });
@@ -254,7 +257,6 @@ impl<L: Load> Watch<L> {
     }
 
     /// Loads whenever something may have changed, until it is stopped.
-    #[allow(clippy::disallowed_methods)] // the edge: the clock is used only for how long to wait
     fn follow(mut self) {
         loop {
             let waited = self.wait();
@@ -265,8 +267,12 @@ impl<L: Load> Watch<L> {
             if !self.load.has_given() {
                 self.wait_for_rest();
             }
-            let (began, has_rules) = (Instant::now(), self.in_force.is_some());
-            let result = catch_unwind(AssertUnwindSafe(|| self.reload(cause, log_faults)));
+            // What a start needs is at full pace, and not counted.
+            let has_rules = self.in_force.is_some();
+            let work = self.rest.begin(&self.is_stopping);
+            let is_paced = has_rules && !self.load.has_given();
+            let pace = if is_paced { work.pace() } else { Pace::default() };
+            let result = catch_unwind(AssertUnwindSafe(|| self.reload(cause, &pace, log_faults)));
             if result.is_err() {
                 // Panics of the loader are caught in `load`. Whatever this panic was, the watch
                 // goes on, so that later rules are found.
@@ -274,9 +280,8 @@ impl<L: Load> Watch<L> {
                 let fault = "internal error: the rules could not be put in force";
                 self.load.note_outcome(Some(Err(vec![fault.to_owned()])));
             }
-            // What a start needs is not counted.
             if has_rules && std::mem::take(&mut self.is_counted) {
-                self.rest.note(began, began.elapsed());
+                self.rest.note(&work);
             }
         }
     }
@@ -314,10 +319,11 @@ impl<L: Load> Watch<L> {
     fn reload(
         &mut self,
         cause: Cause,
+        pace: &Pace,
         log: impl FnOnce(&[String]),
     ) -> Option<Result<FirstLoad, LoadError>> {
         self.arm(cause);
-        let outcome = load_unless_known(&mut self.load, self.known);
+        let outcome = load_unless_known(&mut self.load, self.known, pace);
         self.published.note_files_left_out(self.load.left_out());
         let LoadOutcome::Changed(loaded) = outcome else {
             self.load.note_outcome(None);
@@ -449,11 +455,11 @@ pub trait Load: Send + 'static {
     /// The source that could not be read, and why: a line for each.
     fn read(&mut self) -> Result<Vec<Arc<Source>>, String>;
 
-    /// Compiles the rules of `sources`.
+    /// Compiles the rules of `sources` at this pace.
     ///
     /// # Errors
     /// Every fault, one line each with its place; at least one.
-    fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>>;
+    fn compile(&mut self, sources: &[Arc<Source>], pace: &Pace) -> Result<Compiled, Vec<String>>;
 
     /// Whether the sources of one reading are always of one version, so that no second reading has
     /// to agree with it.
@@ -542,18 +548,18 @@ enum LoadError {
 
 /// Loads the rules, unless the state of the directory is `known`. A panic is a fault like any
 /// other: it must not end the watch.
-fn load_unless_known<L: Load>(load: &mut L, known: Option<Digest>) -> LoadOutcome {
-    catch_unwind(AssertUnwindSafe(|| attempt(load, known)))
+fn load_unless_known<L: Load>(load: &mut L, known: Option<Digest>, pace: &Pace) -> LoadOutcome {
+    catch_unwind(AssertUnwindSafe(|| attempt(load, known, pace)))
         .unwrap_or_else(|_| refused(LoadError::Panicked, known))
 }
 
 /// Compiles `sources` that do not come from a reading. Here too a panic is a fault.
 fn compile_kept<L: Load>(load: &mut L, sources: &[Arc<Source>]) -> Result<Compiled, LoadError> {
-    let compiled = catch_unwind(AssertUnwindSafe(|| load.compile(sources)));
+    let compiled = catch_unwind(AssertUnwindSafe(|| load.compile(sources, &Pace::default())));
     compiled.map_err(|_| LoadError::Panicked)?.map_err(LoadError::Faults)
 }
 
-fn attempt<L: Load>(load: &mut L, known: Option<Digest>) -> LoadOutcome {
+fn attempt<L: Load>(load: &mut L, known: Option<Digest>, pace: &Pace) -> LoadOutcome {
     let mut last = None;
     // A link swapped between the reading of two files would mix two versions of the rules, and a
     // file that is removed between being found and being read is an error, so a reading is used
@@ -568,7 +574,7 @@ fn attempt<L: Load>(load: &mut L, known: Option<Digest>) -> LoadOutcome {
         if last == Some(digest) || reading == READINGS_MAX || load.is_atomic() {
             return match read {
                 Ok(sources) => {
-                    let result = load.compile(&sources).map_err(LoadError::Faults);
+                    let result = load.compile(&sources, pace).map_err(LoadError::Faults);
                     LoadOutcome::Changed(Box::new(Loaded { digest, sources, result }))
                 }
                 Err(error) => refused(error, known),
@@ -644,35 +650,6 @@ impl OldRules {
     }
 }
 
-// How much of a pod's time compiling takes, whoever changes rules again and again.
-
-/// Of so many parts of the time, compiling takes one: a change follows another one no sooner than
-/// after nine times as long as that took.
-const PARTS: u32 = 10;
-
-/// Maximum rest: so soon each change is compiled, whatever the one before it took.
-const REST_MAX: Duration = Duration::from_secs(5);
-
-/// The rest after a compilation. A change after a pause has none.
-#[derive(Debug, Default)]
-struct Rest {
-    until: Option<Instant>,
-}
-
-// === impl Rest ===
-
-impl Rest {
-    /// Notes that rules were compiled from `began` on.
-    fn note(&mut self, began: Instant, took: Duration) {
-        self.until = Some(began + took + (took * (PARTS - 1)).min(REST_MAX));
-    }
-
-    /// The rest that is left; `None` if there is none.
-    fn left(&self, now: Instant) -> Option<Duration> {
-        self.until?.checked_duration_since(now).filter(|left| !left.is_zero())
-    }
-}
-
 // When rule files were changed, and how long it took until the change was in force.
 
 /// The time of change of each source that the rules in force were read from; never more than there
@@ -727,7 +704,7 @@ mod load_tests {
             text.map(|text| vec![source(text)]).ok_or("gone".to_owned())
         }
 
-        fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
+        fn compile(&mut self, sources: &[Arc<Source>], _: &Pace) -> Result<Compiled, Vec<String>> {
             let texts = sources.iter().map(|it| String::from_utf8(it.text.clone()).unwrap());
             self.compiled.extend(texts);
             Ok(Compiled::default())
@@ -744,7 +721,7 @@ mod load_tests {
         let mut script =
             Script { readings: readings.iter().copied().collect(), compiled: Vec::new() };
         let known = known.map(|text| digest(&[source(text)]));
-        let found = load_unless_known(&mut script, known);
+        let found = load_unless_known(&mut script, known, &Pace::default());
         assert_eq!(script.readings.len(), 0, "all of {readings:?} is read");
         assert_eq!(script.compiled.first().map(String::as_str), expected, "{readings:?}");
         assert_eq!(matches!(found, LoadOutcome::Unchanged), expected.is_none(), "{readings:?}");
@@ -779,13 +756,17 @@ mod load_tests {
     #[test]
     fn a_reported_error_is_a_known_state() {
         let mut script = Script { readings: VecDeque::new(), compiled: Vec::new() };
-        let LoadOutcome::Changed(loaded) = load_unless_known(&mut script, None) else {
+        let pace = Pace::default();
+        let LoadOutcome::Changed(loaded) = load_unless_known(&mut script, None, &pace) else {
             panic!("not new")
         };
         let Loaded { digest, result, .. } = *loaded;
         let Err(LoadError::Unread(message)) = result else { panic!("read") };
         assert_eq!(message, "gone");
-        assert!(matches!(load_unless_known(&mut script, Some(digest)), LoadOutcome::Unchanged));
+        assert!(matches!(
+            load_unless_known(&mut script, Some(digest), &pace),
+            LoadOutcome::Unchanged
+        ));
     }
 }
 
@@ -793,21 +774,8 @@ mod load_tests {
 mod rest_tests {
     use parking_lot::Mutex;
 
+    use super::rest::PARTS;
     use super::*;
-
-    #[test]
-    #[allow(clippy::disallowed_methods)] // any time serves
-    fn compiling_takes_a_tenth_of_the_time_and_a_change_is_delayed_by_five_seconds() {
-        let now = Instant::now();
-        let mut rest = Rest::default();
-        assert_eq!(rest.left(now), None);
-        for (took, expected) in [(20, 180), (500, 4500), (700, 5000), (4000, 5000)] {
-            let took = Duration::from_millis(took);
-            rest.note(now, took);
-            assert_eq!(rest.left(now + took), Some(Duration::from_millis(expected)));
-        }
-        assert_eq!(rest.left(now + Duration::from_secs(9)), None);
-    }
 
     /// Has other rules at each reading, which take a while to compile.
     struct Changing(Arc<Mutex<Vec<String>>>);
@@ -820,7 +788,7 @@ mod rest_tests {
             Ok(vec![Arc::new(Source { name: "a.yaml".to_owned(), text })])
         }
 
-        fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
+        fn compile(&mut self, sources: &[Arc<Source>], _: &Pace) -> Result<Compiled, Vec<String>> {
             thread::sleep(TAKES);
             self.0.lock().push(String::from_utf8(sources[0].text.clone()).unwrap());
             Ok(Compiled::default())
@@ -891,7 +859,7 @@ mod change_times_tests {
             Ok(Vec::new())
         }
 
-        fn compile(&mut self, _: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
+        fn compile(&mut self, _: &[Arc<Source>], _: &Pace) -> Result<Compiled, Vec<String>> {
             Ok(Compiled::default())
         }
 

@@ -46,9 +46,10 @@ use tonic::transport::Channel;
 use tonic::{Extensions, Request, Status, Streaming};
 use tracing::{info, warn};
 
-use super::memory::{self, MemoryLeft};
+use super::memory::MemoryLeft;
 use super::snapshot::Snapshot;
 use super::watch::Watcher;
+use crate::control_group::memory_limit;
 use connect::{connect, innermost, warn_of_plaintext, with_hint};
 use load_report::{LoadReporter, Reporting, report};
 use pushed::pushed;
@@ -309,7 +310,7 @@ fn reason(status: &Status) -> String {
 
 /// How this process presents itself.
 fn node(settings: &Xds) -> Node {
-    let memory = memory::limit_of_process().map(|bytes| (MEMORY_KEY.to_owned(), bytes.to_string()));
+    let memory = memory_limit().map(|bytes| (MEMORY_KEY.to_owned(), bytes.to_string()));
     let metadata = memory.into_iter().chain(settings.node_metadata.clone());
     let fields: HashMap<_, _> = metadata.map(|(key, value)| (key, text_value(&value))).collect();
     let metadata = (!fields.is_empty()).then_some(Struct { fields });

@@ -63,7 +63,7 @@ impl Load for Files {
         Ok(files.into_iter().map(|(name, text)| Arc::new(Source { name, text })).collect())
     }
 
-    fn compile(&mut self, files: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
+    fn compile(&mut self, files: &[Arc<Source>], _: &Pace) -> Result<Compiled, Vec<String>> {
         let text = |file: &Arc<Source>| String::from_utf8_lossy(&file.text).into_owned();
         assert!(!files.iter().any(|file| text(file) == PANIC), "deliberate");
         let is_bad = |text: &str| text == BAD || text.ends_with("trunc");
