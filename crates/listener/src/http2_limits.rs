@@ -80,6 +80,8 @@ pub(super) struct Http2Limits {
     answering: usize,
     /// Bytes of header blocks since `take_header_bytes` was last called.
     header_bytes: usize,
+    /// Frames of content after which more is to come, since `take_parts` was last called.
+    parts: usize,
     /// Bytes of the header block that began last.
     block_bytes: usize,
     /// Whether the client has reset a stream since `take_resets` was last called.
@@ -119,6 +121,7 @@ impl Http2Limits {
             unfinished: 0,
             answering: 0,
             header_bytes: 0,
+            parts: 0,
             block_bytes: 0,
             has_resets: false,
             budget: FrameBudget { left: BUDGET_INITIAL, filled: now },
@@ -185,6 +188,11 @@ impl Http2Limits {
         std::mem::take(&mut self.header_bytes)
     }
 
+    /// Frames of content, after which more is to come, since this was last called.
+    pub(super) fn take_parts(&mut self) -> usize {
+        std::mem::take(&mut self.parts)
+    }
+
     /// Whether the client has reset a stream since the last call.
     pub(super) fn take_resets(&mut self) -> bool {
         std::mem::take(&mut self.has_resets)
@@ -248,7 +256,10 @@ impl Http2Limits {
                 self.note_complete(head.stream);
                 return Ok(());
             }
-            DATA if head.length > 0 => return Ok(()), // flow control bounds these
+            DATA if head.length > 0 => {
+                self.parts += 1; // flow control and turns bound these
+                return Ok(());
+            }
             DATA => (EMPTY_COST, "empty DATA frames"),
             RST_STREAM => {
                 self.remove(head.stream);

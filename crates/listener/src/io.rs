@@ -193,6 +193,7 @@ impl<I> Connection<I> {
                     self.turn.note_reset();
                 }
                 self.turn.note_read(0, http2.take_header_bytes());
+                self.turn.note_parts(http2.take_parts());
                 self.turn.note_stream(http2.last_stream());
                 Ok(())
             }

@@ -15,6 +15,11 @@ pub(super) const COST_MAX: usize = 32 * 1024;
 /// the hundred calls of an Envoy that fit into a read do not.
 pub(super) const HEADER_BYTE_COST: usize = 4;
 
+/// Cost of a frame of content after which more is to come. `h2` keeps some 200 bytes for each that
+/// has not been read, and flow control counts only its content: a client that sends its content byte
+/// by byte would have a turn of thousands. The content of a call is one frame, which costs nothing.
+const PART_COST: usize = 128;
+
 /// Tells the reader of a connection whether all requests have been accepted since its last read,
 /// and what they cost besides their bytes. A cheap handle: clones belong to the same connection.
 #[derive(Debug, Clone, Default)]
@@ -102,6 +107,11 @@ impl Turn {
         self.is_idle = false;
     }
 
+    /// Records frames of content after which more is to come.
+    pub(super) fn note_parts(&mut self, frames: usize) {
+        self.cost += frames * PART_COST;
+    }
+
     /// Records the newest stream of which anything was read.
     pub(super) fn note_stream(&mut self, newest: u32) {
         self.handle.0.newest_stream.store(newest, Ordering::Relaxed);
@@ -146,6 +156,15 @@ mod tests {
     fn header_bytes_cost_more_of_a_turn() {
         let mut turn = Turn::default();
         turn.note_read(COST_MAX / HEADER_BYTE_COST, COST_MAX / HEADER_BYTE_COST);
+        assert!(turn.is_over());
+    }
+
+    #[test]
+    fn content_in_many_frames_ends_a_turn() {
+        let mut turn = Turn::default();
+        turn.note_parts(COST_MAX / PART_COST - 1);
+        assert!(!turn.is_over());
+        turn.note_parts(1);
         assert!(turn.is_over());
     }
 
