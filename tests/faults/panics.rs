@@ -11,7 +11,7 @@ use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
 use ratelease_engine::time::Clock;
 use ratelease_listener::{Cores, OpenConnections};
-use ratelease_rules::{self as rules, Source};
+use ratelease_rules::{self as rules, Pace, Source};
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::{self, ConnectionAge, Listener, ServerParts};
 use ratelease_server::service::DecisionService;
@@ -107,7 +107,7 @@ impl Load for Reader {
         Ok(vec![Arc::new(Source { name: "rules.yaml".to_owned(), text })])
     }
 
-    fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
+    fn compile(&mut self, sources: &[Arc<Source>], _: &Pace) -> Result<Compiled, Vec<String>> {
         let cursed = sources.iter().any(|source| source.text.starts_with(b"# panic"));
         assert!(!cursed, "panics on purpose in the watcher");
         let sources: Vec<Source> = sources.iter().map(|source| Source::clone(source)).collect();

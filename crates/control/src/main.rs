@@ -15,6 +15,10 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Exit code of wrong usage and of what the system refuses.
 const EXIT_USAGE: u8 = 2;
 
+/// Returns memory to the system after a large import; the allocator of the C library keeps it.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let command = match settings::parse(std::env::args_os(), &process_env) {
         Ok(command) => command,
