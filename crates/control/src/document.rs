@@ -18,7 +18,7 @@ mod tests;
 use std::fmt;
 
 use ratelease_rules::yaml::{self, Yaml, YamlKind};
-use ratelease_rules::{Faults, MapKind, OptionRow, Options, Source, load};
+use ratelease_rules::{Faults, MapKind, OptionRow, Options, Source, load, load_within};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -252,6 +252,26 @@ pub enum ReadFaults {
 pub fn read(sources: &[Source]) -> Result<Vec<Document>, ReadFaults> {
     load(sources, Options::default()).map_err(ReadFaults::Compiler)?;
     sources.iter().map(read_one).collect()
+}
+
+/// Reads rule files that others sent, each of which a pod loads with so many bytes of `memory`. What is
+/// read takes five times that, so that a file which no pod would load is not read at all.
+///
+/// # Errors
+/// As [`read`], and the first file whose rules need more.
+pub fn read_within(sources: &[Source], memory: usize) -> Result<Vec<Document>, ReadFaults> {
+    for source in sources {
+        let loaded = load_within(&[source], Options::default(), memory);
+        if loaded.is_err_and(|faults| faults.exceeds_memory()) {
+            let message = format!(
+                "a pod needs more than {} of memory for its rules, which is all that it has by \
+                 --pod-memory. Remove rules, or give pods more memory",
+                mib(memory)
+            );
+            return Err(ReadFaults::Document(source.name.clone(), message));
+        }
+    }
+    read(sources)
 }
 
 /// The domain that a rule file names, whatever else is wrong with it; `None` if it names none, or if it

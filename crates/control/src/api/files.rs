@@ -26,7 +26,8 @@ use super::publish::{
 use super::{App, MIB};
 use crate::auth::Caller;
 use crate::document::{
-    Difference, Document, FieldFault, RuleChange, check_sizes, difference, domain_of, read, render,
+    Difference, Document, FieldFault, RuleChange, check_sizes, difference, domain_of,
+    memory_for_rules, read_within, render,
 };
 use crate::store::{PublishedText, Replacement, StoreError, Write};
 use crate::work::heavy;
@@ -129,7 +130,7 @@ async fn import(
         Some("application/json") => sources(call.json()?)?,
         _ => vec![Source { name: "import.yaml".into(), text: call.body.to_vec() }],
     };
-    let documents = read_files(&call.caller, sources).await?;
+    let documents = read_files(&app, &call.caller, sources).await?;
     // Before the turn, so that no others wait while a large file compiles.
     let (documents, texts) = match call.publishes {
         true => {
@@ -173,7 +174,14 @@ async fn import(
 }
 
 /// Reads rule files, of domains that the caller may use.
-pub async fn read_files(caller: &Caller, sources: Vec<Source>) -> Result<Vec<Document>, Problem> {
+///
+/// # Errors
+/// All faults of the files, and what the caller may not do.
+pub async fn read_files(
+    app: &App,
+    caller: &Caller,
+    sources: Vec<Source>,
+) -> Result<Vec<Document>, Problem> {
     // Before all else is read: a token for other domains may not ask for that work.
     let sources = if caller.domains().is_some() {
         let named =
@@ -184,7 +192,8 @@ pub async fn read_files(caller: &Caller, sources: Vec<Source>) -> Result<Vec<Doc
     } else {
         sources
     };
-    let documents = heavy(move |_| read(&sources)).await??;
+    let memory = memory_for_rules(app.settings.pod_memory);
+    let documents = heavy(move |_| read_within(&sources, memory)).await??;
     for document in &documents {
         check_new_domain(&document.domain)?;
         caller.need_domain(&document.domain)?;

@@ -170,7 +170,7 @@ async fn check(
             return Err(Problem::faults("nothing was checked; fix each field", fault));
         }
         Some(files) => {
-            let documents = read_files(&call.caller, files).await?;
+            let documents = read_files(&app, &call.caller, files).await?;
             let changed = vec![0; documents.len()];
             let checked = compile_all(&app, documents, changed).await?;
             check_domain_bytes(&app, &checked.texts)?;

@@ -269,7 +269,7 @@ async fn c4a_searches_for_a_text_that_nearly_matches_everywhere() {
 #[tokio::test(flavor = "multi_thread")]
 async fn c5a_imports_that_change_nothing() {
     let scene = Scene::begin("C5a", "imports that change nothing, side by side").await;
-    let count = if is_full() { 200_000 } else { 20_000 };
+    let count = if is_full() { 30_000 } else { 20_000 };
     let yaml = rules(count);
     let imported = async |scene: &Scene| {
         let call = Call::new("POST", "/v1/import").token(&scene.foe);
@@ -321,6 +321,29 @@ async fn c10a_imports_that_change_all_rules_again_and_again() {
         for (sent, statuses) in futures_util::future::join_all(imports).await {
             scene.sent += sent;
             scene.row.note(&format!("{statuses:?}"));
+        }
+    };
+    scene.attacked_by(attack).await;
+}
+
+/// Files of many small rules, each of which took 74 times its size.
+#[tokio::test(flavor = "multi_thread")]
+async fn c11a_imports_of_more_rules_than_a_pod_loads() {
+    let scene = Scene::begin("C11a", "imports of 8 MB by three tenants").await;
+    let tokens = [scene.foe.clone(), scene.foe_of("second").await, scene.foe_of("third").await];
+    let domains = [ATTACKED, "second", "third"];
+    let texts = domains.map(|domain| rules(130_000).replacen(ATTACKED, domain, 1));
+    let attack = async |scene: &mut Scene| {
+        let (http, end) = (scene.process.http, now() + scene.lasts());
+        while now() < end {
+            let imports = tokens.iter().zip(&texts).map(async |(token, yaml)| {
+                let call = Call::new("POST", "/v1/import").token(token);
+                let call = call.body("application/yaml", yaml.as_bytes());
+                call.to(http).await.unwrap().status
+            });
+            let statuses = futures_util::future::join_all(imports).await;
+            scene.sent += texts.iter().map(|text| text.len() as u64).sum::<u64>();
+            scene.row.holds(statuses == [422; 3], &format!("{statuses:?}"));
         }
     };
     scene.attacked_by(attack).await;
