@@ -33,7 +33,13 @@ impl Gate {
     /// Judges the hits of the rollout's present step at the time `now`, in milliseconds since the
     /// Unix epoch. `rows` has the connected pods that serve its domains.
     pub fn of(rollout: &Rollout, rows: &[PodRow], hits: &StepHits, now: i64) -> Self {
-        if let Some(why) = rollout.bound.and_then(|bound| exceeding(&bound, rollout, hits)) {
+        let exceeded = rollout.bound.and_then(|bound| {
+            let exceeding = |hits| exceeding(&bound, rollout, hits);
+            // Shares of counts that began empty are too small, and say only that more is denied.
+            let early = || window_not_turned(rollout, now).and_then(|_| exceeding(&hits.early));
+            exceeding(&hits.weighed).or_else(early)
+        });
+        if let Some(why) = exceeded {
             return Self::Exceeded(why);
         }
         inconclusive(rollout, rows, hits, now).map_or(Self::Open, Self::Inconclusive)
@@ -75,14 +81,12 @@ pub fn window_not_turned(rollout: &Rollout, now: i64) -> Option<String> {
 
 /// Names the domains that deny more on the chosen pods than the bound allows, or would deny more
 /// once these enforce the rules; `None` if there are none.
-fn exceeding(bound: &Bound, rollout: &Rollout, hits: &StepHits) -> Option<String> {
+fn exceeding(bound: &Bound, rollout: &Rollout, hits: &Hits) -> Option<String> {
     let share = bound.denied_share;
     let (domains, verb) = match rollout.last().stage {
         // A hit may be denied by the limit in force and by the one that replaces it.
-        Stage::Shadow => {
-            (bound.exceeded(&hits.weighed, |it| it.denied.max(it.shadow))?, "would deny")
-        }
-        _ => (bound.exceeded(&hits.weighed, |it| it.denied)?, "deny"),
+        Stage::Shadow => (bound.exceeded(hits, |it| it.denied.max(it.shadow))?, "would deny"),
+        _ => (bound.exceeded(hits, |it| it.denied)?, "deny"),
     };
     Some(format!("the chosen pods {verb} more than the share {share}: {domains}"))
 }
@@ -250,6 +254,17 @@ mod tests {
         let of = |stage, seconds| kind(&rollout(stage, 100), &chosen, &hits, seconds);
         assert_eq!((of(Stage::Shadow, 59), of(Stage::Shadow, 60)), ("inconclusive", "open"));
         assert_eq!(of(Stage::Enforced, 0), "open", "what is denied is denied");
+    }
+
+    #[test]
+    fn hits_before_the_window_has_turned_refuse_until_then_and_open_nothing() {
+        let chosen = [row("a", &[7])];
+        let early =
+            |shadow| StepHits { early: counted(900, 0, shadow, 0).weighed, ..StepHits::default() };
+        let of =
+            |shadow, seconds| kind(&rollout(Stage::Shadow, 100), &chosen, &early(shadow), seconds);
+        assert_eq!((of(300, 59), of(300, 60)), ("exceeded", "inconclusive"));
+        assert_eq!((of(0, 59), of(0, 60)), ("inconclusive", "inconclusive"));
     }
 
     #[test]

@@ -512,7 +512,9 @@ impl AdvanceInput {
             (Some(LaterStage::Enforced), None) if rollout.present().stage == Stage::Enforced => {
                 Ok(rollout.number())
             }
-            (Some(LaterStage::Enforced), None) => Ok(rollout.number_of(Stage::Enforced)),
+            (Some(LaterStage::Enforced), None) => {
+                Ok(rollout.number_of(Stage::Enforced).unwrap_or(rollout.plan.len() + 1))
+            }
             (None, Some(step)) if (1..=end).contains(&step) => Ok(step),
             (None, Some(_)) => {
                 let message = format!("expected a step of the plan, or {end} to publish");

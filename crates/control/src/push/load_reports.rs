@@ -665,7 +665,8 @@ impl Counted {
         for (pod, count) in &self.present {
             both.entry(*pod).or_default().add(count);
         }
-        ReplicaCount { all: self.all, weighed, recent: weigh(both.values(), hits_min) }
+        let (all, is_evidence) = (self.all, self.is_evidence);
+        ReplicaCount { all, weighed, is_evidence, recent: weigh(both.values(), hits_min) }
     }
 }
 
@@ -820,6 +821,7 @@ mod tests {
 
     use super::*;
     use crate::push::server::{DISCOVERY_SHAPE, DiscoveryRequest};
+    use crate::store::Database;
 
     fn stats(issued: u64, denied: u64, shadow: u64) -> ClusterStats {
         let locality = UpstreamLocalityStats { total_issued_requests: issued };
@@ -965,6 +967,32 @@ mod tests {
         assert_eq!(note(2, late, true), (late, late, late));
         let both = count(200, 60);
         assert_eq!(note(3, late, true), (both, both, both));
+    }
+
+    #[tokio::test]
+    async fn hits_that_are_no_evidence_stay_none_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = Database::Sqlite(dir.path().join("rules.db"));
+        let store = Store::open(&file).await.unwrap();
+        let key = |version| CountKey { version, domain: "shop".to_owned(), is_chosen: true };
+        let report = async |counts: &RolloutCounts, version, hits, is_evidence| {
+            let note = Note { hits_min: 100, second: 1, is_evidence };
+            counts.note(key(version), 7, &hits, note);
+            write(&store, counts, 1, &[version]).await.unwrap();
+            let hits = store.hits(version).await.unwrap();
+            let hits = [hits.all, hits.weighed, hits.early];
+            hits.map(|it| it.get(&key(version)).map_or(0, |it| it.hits))
+        };
+        let (early, late) = (count(900, 0), count(100, 30));
+        let [dead, other, next] = [(); 3].map(|()| RolloutCounts::default());
+        assert_eq!(report(&dead, 1, early, false).await, [900, 0, 900]);
+        assert_eq!(report(&other, 1, early, false).await, [1800, 0, 1800]);
+        assert_eq!(report(&next, 1, late, true).await, [100, 100, 1800], "of one replica");
+        assert_eq!(report(&other, 1, late, true).await, [200, 200, 1800]);
+        // All hits of the stage `enforced` are evidence.
+        let [dead, next] = [(); 2].map(|()| RolloutCounts::default());
+        assert_eq!(report(&dead, 2, early, true).await, [900, 900, 0]);
+        assert_eq!(report(&next, 2, late, true).await, [1000, 1000, 0]);
     }
 
     fn recent(domain: &str, is_chosen: bool, hits: u64, denied: u64) -> (CountKey, HitCount) {

@@ -2,7 +2,7 @@
 //!
 //! Rows of rollouts are added and never edited; the last step of a rollout is its stage.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -232,11 +232,9 @@ impl Rollout {
         self.plan.get(number.checked_sub(1)?).copied()
     }
 
-    /// The number of the first step of the plan from `stage` on; of the end of the plan if there is
-    /// none.
-    pub fn number_of(&self, stage: Stage) -> usize {
-        let first = self.plan.iter().position(|it| it.stage >= stage);
-        first.unwrap_or(self.plan.len()) + 1
+    /// The number of the first step of the plan from `stage` on; `None` if the plan has no such step.
+    pub fn number_of(&self, stage: Stage) -> Option<usize> {
+        Some(self.plan.iter().position(|it| it.stage >= stage)? + 1)
     }
 
     /// The names of its domains.
@@ -611,6 +609,9 @@ const BUCKETS: i64 = 2;
 /// Bits of a replica's number in a bucket.
 const REPLICA_BITS: u32 = 32;
 
+/// Weighed hits that are no evidence are in the rows below this one. All others are above.
+const EARLY: i64 = -(1 << 33);
+
 /// What hits are counted by. Ordered, so that replicas that write at once wait for each other in
 /// one order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -643,6 +644,8 @@ pub struct ReplicaCount {
     pub all: HitCount,
     /// The same as they are weighed for the bound.
     pub weighed: HitCount,
+    /// Whether they are evidence for the next step: hits before that are another row.
+    pub is_evidence: bool,
     /// The weighed hits of the last seconds.
     pub recent: HitCount,
 }
@@ -650,10 +653,12 @@ pub struct ReplicaCount {
 /// The hits of a step.
 #[derive(Debug, Default)]
 pub struct StepHits {
-    /// All of them.
+    /// All of them. Once some of a domain are evidence, those of replicas without any are left out.
     pub all: Hits,
-    /// The same as they are weighed for the bound.
+    /// The evidence, as it is weighed for the bound.
     pub weighed: Hits,
+    /// What replicas had weighed before it was evidence: those that have ended, too.
+    pub early: Hits,
     /// The weighed hits that were reported in the last 15 to 30 s.
     pub recent: Hits,
 }
@@ -755,10 +760,11 @@ impl Store {
                    hits = excluded.hits, denied = excluded.denied, shadow = excluded.shadow, \
                    left_out = excluded.left_out";
         let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-        for (key, ReplicaCount { all, weighed, recent }) in counts {
+        for (key, ReplicaCount { all, weighed, is_evidence, recent }) in counts {
+            let weighed_bucket = if *is_evidence { -2 * replica - 1 } else { EARLY - replica };
             let recent_bucket = (now << REPLICA_BITS) + replica;
             for (bucket, count) in
-                [(-2 * replica, all), (-2 * replica - 1, weighed), (recent_bucket, recent)]
+                [(-2 * replica, all), (weighed_bucket, weighed), (recent_bucket, recent)]
             {
                 let query = sqlx::query(sql).bind(key.version).bind(key.domain.clone());
                 let query = query.bind(i64::from(key.is_chosen)).bind(bucket);
@@ -798,6 +804,7 @@ impl Store {
         let first = first_recent(bucket());
         let rows = sqlx::query(sql).bind(version).bind(from).fetch_all(&self.pool).await?;
         let mut hits = StepHits::default();
+        let (mut evidence, mut early) = (BTreeSet::new(), Vec::new());
         let mut last = BTreeMap::new();
         for row in &rows {
             let is_chosen = row.try_get::<i64, _>(1)? != 0;
@@ -805,12 +812,27 @@ impl Store {
             let count = HitCount::read(row)?;
             match row.try_get::<i64, _>(2)? {
                 // The row 0 is of builds that had one row for all replicas.
-                at if at <= 0 && at % 2 == 0 => hits.all.entry(key).or_default().add(&count),
-                at if at < 0 => hits.weighed.entry(key).or_default().add(&count),
+                0 => hits.all.entry(key).or_default().add(&count),
+                at if at < EARLY => hits.early.entry(key).or_default().add(&count),
+                // Of a replica, what is weighed comes before all hits.
+                at if at < 0 && at % 2 != 0 => {
+                    if count.hits > 0 {
+                        evidence.insert((key.clone(), at / 2));
+                    }
+                    hits.weighed.entry(key).or_default().add(&count);
+                }
+                at if at < 0 && evidence.contains(&(key.clone(), at / 2)) => {
+                    hits.all.entry(key).or_default().add(&count);
+                }
+                at if at < 0 => early.push((key, count)),
                 // Of a replica's rows the last one counts; they come in their order.
                 at if at >= first => drop(last.insert((key, at % (1 << REPLICA_BITS)), count)),
                 _ => {}
             }
+        }
+        let is_known = |key: &CountKey| hits.weighed.get(key).is_some_and(|it| it.hits > 0);
+        for (key, count) in early.into_iter().filter(|(key, _)| !is_known(key)) {
+            hits.all.entry(key).or_default().add(&count);
         }
         for ((key, _), count) in last {
             hits.recent.entry(key).or_default().add(&count);

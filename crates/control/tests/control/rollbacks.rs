@@ -337,6 +337,11 @@ async fn one_pod_of_several_neither_forces_nor_prevents_a_roll_back() {
     }
 }
 
+/// Hits that are all recent, and evidence.
+fn counted(all: HitCount) -> ReplicaCount {
+    ReplicaCount { all, weighed: all, is_evidence: true, recent: all }
+}
+
 #[tokio::test]
 async fn counts_that_are_written_again_count_once_and_sums_stay_in_their_range() {
     for place in places().await {
@@ -346,7 +351,7 @@ async fn counts_that_are_written_again_count_once_and_sums_stay_in_their_range()
         let store = Store::open(&place.database()).await.unwrap();
         let key = CountKey { version: 2, domain: "shop".to_owned(), is_chosen: true };
         let count = HitCount { hits: 100, denied: 10, ..HitCount::default() };
-        let counts = [(key.clone(), ReplicaCount { all: count, weighed: count, recent: count })];
+        let counts = [(key.clone(), counted(count))];
         for _ in 0..2 {
             store.replace_hits(7, &counts).await.unwrap();
         }
@@ -354,7 +359,7 @@ async fn counts_that_are_written_again_count_once_and_sums_stay_in_their_range()
         assert_eq!([&hits.all, &hits.weighed, &hits.recent].map(|it| it[&key]), [count; 3]);
         let most =
             HitCount { hits: u64::MAX, denied: u64::MAX, shadow: u64::MAX, left_out: u64::MAX };
-        let counts = [(key.clone(), ReplicaCount { all: most, weighed: most, recent: most })];
+        let counts = [(key.clone(), counted(most))];
         for replica in 8..12 {
             store.replace_hits(replica, &counts).await.unwrap();
         }
