@@ -2,7 +2,8 @@
 //! chosen ones have gone, and the end after the limit of time.
 //!
 //! Each replica looks at each rollout every second. A step is a transaction that is taken only if the
-//! rollout is as it was when it was looked at, so that two replicas take it once.
+//! rollout is as it was when it was looked at, so that two replicas take it once. A rollout that
+//! cannot go on holds up no other one: each has a turn of its own, and no end waits for turns.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,8 +26,8 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Looks from one that reads the rows of all pods to the next.
 const LOOKS_OF_PODS: u64 = 5;
 
-/// Maximum time of a look, which may compile all published rules.
-const LOOK_MAX: Duration = Duration::from_secs(60);
+/// Maximum time of a turn, which may compile all published rules, and of reading all rollouts.
+const TURN_MAX: Duration = Duration::from_secs(60);
 
 /// How long chosen pods may be away until others are chosen, in milliseconds: a pod that restarts is
 /// back before, and its place does not go to another one.
@@ -52,53 +53,95 @@ struct Seen {
     off_since: BTreeMap<i64, i64>,
     /// Versions of steps whose wait is over, and whose gate was found shut.
     shut: BTreeSet<i64>,
+    /// Why a rollout cannot go on, by rollout; of [`ALL`] if none of them can.
+    stuck: BTreeMap<i64, String>,
+}
+
+/// No rollout has this number.
+const ALL: i64 = 0;
+
+/// Which steps are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Steps {
+    /// The ends after the limits of time.
+    Ends,
+    /// All others.
+    Others,
 }
 
 /// Takes the steps of all rollouts. It does not return.
 pub async fn take_steps(app: Arc<App>) {
+    tokio::join!(look_often(&app, Steps::Ends), look_often(&app, Steps::Others));
+}
+
+async fn look_often(app: &App, steps: Steps) {
     let mut seen = Seen::default();
-    let mut last = String::new();
     loop {
         sleep(LOOK_INTERVAL).await;
         if app.published.borrow().rollouts.is_empty() {
             seen = Seen::default();
             continue;
         }
-        let looked = timeout(LOOK_MAX, look(&app, &mut seen)).await;
-        let why = match looked {
-            Ok(Ok(())) => String::new(),
-            Ok(Err(problem)) => problem.detail,
-            Err(_) => format!("no answer within {LOOK_MAX:?}"),
-        };
-        if !why.is_empty() && why != last {
-            warn!("{why}: steps of rollouts wait");
-        }
-        last = why;
+        let looked = look(app, steps, &mut seen).await;
+        seen.note(ALL, looked);
     }
 }
 
-async fn look(app: &App, seen: &mut Seen) -> Result<(), Problem> {
-    let store = app.store.reserved();
+/// Gives each rollout its turn.
+async fn look(app: &App, steps: Steps, seen: &mut Seen) -> Result<(), Problem> {
     seen.looks += 1;
-    let rollouts = store.open_rollouts().await?;
-    let is_open = |id: &i64| rollouts.iter().any(|it| it.id == *id);
-    seen.off_since.retain(|id, _| is_open(id));
-    let pods = match seen.looks % LOOKS_OF_PODS {
-        0 => Some(store.pod_versions().await?),
-        _ => None,
+    let reads_pods = steps == Steps::Others && seen.looks.is_multiple_of(LOOKS_OF_PODS);
+    let read = async {
+        let store = app.store.reserved();
+        let rollouts = store.open_rollouts().await?;
+        let pods = if reads_pods { Some(store.pod_versions().await?) } else { None };
+        Ok((rollouts, pods))
     };
+    let (rollouts, pods) = in_time(read).await?;
+    let is_open = |id: &i64| *id == ALL || rollouts.iter().any(|it| it.id == *id);
+    seen.off_since.retain(|id, _| is_open(id));
+    seen.stuck.retain(|id, _| is_open(id));
     for rollout in &rollouts {
-        let due = match due_by_time(rollout, now()) {
-            Some(Due::Advance) => advance_if_open(app, rollout, seen).await?,
-            due => due,
+        let turn = match steps {
+            Steps::Ends => in_time(end_if_late(app, rollout)).await,
+            Steps::Others => in_time(go_on(app, rollout, pods.as_deref(), seen)).await,
         };
-        let choice = || pods.as_ref().and_then(|pods| seen.choice(rollout, pods, now()));
-        let due = due.or_else(choice);
-        if let Some(due) = due {
-            take(app, rollout, &due).await?;
-        }
+        seen.note(rollout.id, turn);
     }
     Ok(())
+}
+
+/// Waits [`TURN_MAX`] at most.
+async fn in_time<T>(turn: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
+    let late = || StoreError::Unavailable(format!("no answer within {TURN_MAX:?}"));
+    timeout(TURN_MAX, turn).await.unwrap_or_else(|_| Err(late().into()))
+}
+
+async fn end_if_late(app: &App, rollout: &Rollout) -> Result<(), Problem> {
+    match due_by_time(rollout, now()) {
+        Some(Due::End) => take(app, rollout, &Due::End).await,
+        _ => Ok(()),
+    }
+}
+
+/// Takes the step that is due, unless that is the end. `pods` has all pods, in the looks that read
+/// them.
+async fn go_on(
+    app: &App,
+    rollout: &Rollout,
+    pods: Option<&[PodRow]>,
+    seen: &mut Seen,
+) -> Result<(), Problem> {
+    let due = match due_by_time(rollout, now()) {
+        Some(Due::End) => return Ok(()),
+        Some(Due::Advance) => advance_if_open(app, rollout, seen).await?,
+        due => due,
+    };
+    let choice = || pods.and_then(|pods| seen.choice(rollout, pods, now()));
+    match due.or_else(choice) {
+        Some(due) => take(app, rollout, &due).await,
+        None => Ok(()),
+    }
 }
 
 fn now() -> i64 {
@@ -134,6 +177,21 @@ async fn advance_if_open(
 // === impl Seen ===
 
 impl Seen {
+    /// Notes how the turn of a rollout ended, or that of [`ALL`], and warns of a problem once.
+    fn note(&mut self, id: i64, turn: Result<(), Problem>) {
+        let Err(Problem { detail, .. }) = turn else {
+            self.stuck.remove(&id);
+            return;
+        };
+        if self.stuck.get(&id) != Some(&detail) {
+            match id {
+                ALL => warn!("{detail}: steps of rollouts wait"),
+                rollout => warn!(rollout, "{detail}: its next step waits"),
+            }
+            self.stuck.insert(id, detail);
+        }
+    }
+
     /// Whether other pods are to be chosen: those that a step has chosen have been gone for a while, or
     /// there were none when it was taken.
     fn choice(&mut self, rollout: &Rollout, pods: &[PodRow], now: i64) -> Option<Due> {

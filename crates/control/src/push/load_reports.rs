@@ -750,13 +750,18 @@ pub async fn watch_rollout(
         let looked = async {
             let second = clock.now().since(Time::default()).as_secs();
             write(&reserved, &counts, second, &versions).await?;
+            let mut looked = Ok(());
             for rollout in &rollouts {
-                if in_time(look(&store, &reserved, rollout)).await? {
-                    counts.note_rollback();
-                    follower.notify_one();
+                match in_time(look(&store, &reserved, rollout)).await {
+                    Ok(true) => {
+                        counts.note_rollback();
+                        follower.notify_one();
+                    }
+                    Ok(false) => {}
+                    Err(error) => looked = Err(error), // which holds up no other one
                 }
             }
-            StoreResult::Ok(())
+            looked
         };
         match looked.await {
             Ok(()) => is_away = false,

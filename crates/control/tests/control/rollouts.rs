@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::pods::{Pod, RULES, Rules, node, pods};
-use super::support::{Call, Place, Server, places, rule, wait_for};
+use super::support::{Call, Place, Server, places, rule, wait_for, wait_for_seen};
 use super::tokens::token;
 
 /// A node of a zone.
@@ -591,4 +591,40 @@ async fn a_step_follows_its_wait_once_a_chosen_pod_is_there() {
     assert!(steps[1..].iter().all(|it| it["author"] == "rollout"), "{found}");
     assert!(server.json("/v1/domains").await["domains"][0]["is_changed"] == false);
     server.stop().await;
+}
+
+#[tokio::test]
+async fn a_rollout_that_cannot_end_holds_up_no_other_one() {
+    for place in places().await {
+        let server = place.serve().await;
+        prepare_domains(&server, &["bank", "lab", "shop"]).await;
+        let soon = json!([{"stage": "enforced", "percent": 100, "wait": "1s"}]);
+        let later = json!([{"stage": "enforced", "percent": 100, "wait": "4s"}]);
+        let two = json!([{"stage": "enforced", "percent": 50, "wait": "1s"}, {"percent": 100}]);
+        for (domain, steps, limit) in
+            [("bank", soon, "24h"), ("lab", later, "1s"), ("shop", two, "24h")]
+        {
+            let body = json!({"domains": [domain], "steps": steps, "time_limit": limit});
+            assert_eq!(server.post("/v1/rollouts", &body).await.status, 201, "{domain}");
+        }
+        server.stop().await; // no pod has shown anything, so that none takes a step
+        let server = place.serve_with(|it| it.pod_memory = 1).await;
+        let (mut pod, _) = running(&server, "one", "a").await;
+        let mut are = async || {
+            while let Some(set) = pod.next_soon().await {
+                pod.accept(&set).await;
+            }
+            let mut seen = Vec::new();
+            for id in 1..=3 {
+                let found = server.json(&format!("/v1/rollouts/{id}")).await;
+                seen.push(format!("{} {}", found["stage"].as_str().unwrap(), found["step"]));
+            }
+            let expected = ["enforced 1", "aborted 1", "enforced 2"];
+            if seen == expected { Ok(()) } else { Err(format!("{seen:?}")) }
+        };
+        wait_for_seen("end of the second and step of the third", &mut are).await;
+        let end = server.post("/v1/rollouts/1/advance", &json!({"force": true})).await;
+        assert!(end.text.contains("too-many-rules"), "why the first cannot end: {end:?}");
+        server.stop().await;
+    }
 }
