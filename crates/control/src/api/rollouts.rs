@@ -3,6 +3,7 @@
 //! next step.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::slice::from_ref;
 use std::sync::Arc;
 
@@ -183,14 +184,23 @@ async fn advance(
 ) -> Result<Response, Ending> {
     let asked: AdvanceInput =
         if call.body.is_empty() { AdvanceInput::default() } else { call.json()? };
+    // Before the turn: of two calls that wait for it, the second one means the same step.
+    let aim = Aim::read(&app, &call, &id, &asked).await;
     app.take_publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
-        let approved = approve_last(&app, &call, &id, &asked).await;
+        let approved = match &aim {
+            Ok(Some(aim)) => aim.approve(&app, &call).await,
+            _ => Ok(None),
+        };
         let pods = app.store.pod_versions().await?;
         let (mut write, rollout) = own(&app, &call, &id).await?;
-        let number = asked.number(&rollout)?;
-        if is_at(&rollout, number) {
+        let Some(aim) = aim.as_ref().map_err(Clone::clone)? else { return Err(raced(&id).into()) };
+        let number = aim.number;
+        if is_at(&rollout, number) && (asked.is_named() || aim.is_of(&rollout)) {
             return call.finish(&app, write, StatusCode::OK, None, &taken(&rollout)).await;
+        }
+        if !aim.is_of(&rollout) {
+            return Err(raced(&id).into());
         }
         need_open(&rollout, number)?;
         if !asked.force {
@@ -242,22 +252,53 @@ fn now() -> i64 {
     Timestamp::now().as_millisecond()
 }
 
-/// Compiles the rules that the last step of a rollout publishes; `None` if another step is asked
-/// for, if the caller sees no such rollout, or if it has ended.
-async fn approve_last(
-    app: &App,
-    call: &WriteCall,
-    id: &str,
-    asked: &AdvanceInput,
-) -> Result<Option<Approved>, Problem> {
-    let rollout = app.store.rollout(number(id)?).await?;
-    let rollout = rollout.filter(|it| is_seen_by(&call.caller, it));
-    let rollout = rollout.filter(|it| it.last().stage.is_open());
-    let is_last = |it: &Rollout| asked.number(it).is_ok_and(|it_is| it.planned(it_is).is_none());
-    match rollout.filter(is_last) {
-        Some(rollout) => approve_end(app, &call.caller, &rollout).await.map(Some),
-        None => Ok(None),
+/// The step that a call asks for, of the rollout as it was when the call came.
+struct Aim {
+    /// The number of the plan's step.
+    number: usize,
+    rollout: Rollout,
+}
+
+// === impl Aim ===
+
+impl Aim {
+    /// `None` if the caller sees no such rollout.
+    async fn read(
+        app: &App,
+        call: &WriteCall,
+        id: &str,
+        asked: &AdvanceInput,
+    ) -> Result<Option<Self>, Problem> {
+        let rollout = app.store.rollout(number(id)?).await?;
+        let Some(rollout) = rollout.filter(|it| is_seen_by(&call.caller, it)) else {
+            return Ok(None);
+        };
+        Ok(Some(Self { number: asked.number(&rollout)?, rollout }))
     }
+
+    /// Compiles the rules that the last step publishes; `None` if it is another step, or if the
+    /// rollout has ended.
+    async fn approve(&self, app: &App, call: &WriteCall) -> Result<Option<Approved>, Problem> {
+        let is_last = self.rollout.planned(self.number).is_none();
+        match is_last && self.rollout.last().stage.is_open() {
+            true => approve_end(app, &call.caller, &self.rollout).await.map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Whether the rollout has taken no step since the call came.
+    fn is_of(&self, present: &Rollout) -> bool {
+        present.last().version == self.rollout.last().version
+    }
+}
+
+/// Refuses a call that others were faster than.
+fn raced(id: impl Display) -> Problem {
+    let detail = format!(
+        "another call or the control plane took a step meanwhile; read /v1/rollouts/{id}, and send \
+         the call again if that is not enough"
+    );
+    Problem::conflict("rollout-moved", detail)
 }
 
 /// Abort a rollout: all pods run what is published
@@ -502,6 +543,11 @@ impl RolloutInput {
 // === impl AdvanceInput ===
 
 impl AdvanceInput {
+    /// Whether it says which step, so that a repeat is one.
+    fn is_named(&self) -> bool {
+        self.stage.is_some() || self.step.is_some()
+    }
+
     /// The number of the step of a rollout that is asked for. One more than its plan has is the end.
     fn number(&self, rollout: &Rollout) -> Result<usize, Problem> {
         let end = rollout.plan.len() + 1;
@@ -513,7 +559,13 @@ impl AdvanceInput {
                 Ok(rollout.number())
             }
             (Some(LaterStage::Enforced), None) => {
-                Ok(rollout.number_of(Stage::Enforced).unwrap_or(rollout.plan.len() + 1))
+                rollout.number_of(Stage::Enforced).ok_or_else(|| {
+                    let message = "the plan has no such step; expected 'all' to publish, or a step";
+                    Problem::faults(
+                        "there is no step of this stage",
+                        vec![FieldFault::of("stage", message)],
+                    )
+                })
             }
             (None, Some(step)) if (1..=end).contains(&step) => Ok(step),
             (None, Some(_)) => {

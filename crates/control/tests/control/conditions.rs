@@ -88,7 +88,7 @@ async fn writes_at_the_same_time_are_all_done_and_one_of_equal_ones_wins() {
 }
 
 /// The database of a place, beside its control plane.
-async fn database(place: &Place) -> sqlx::AnyPool {
+pub(crate) async fn database(place: &Place) -> sqlx::AnyPool {
     sqlx::any::install_default_drivers();
     let url = match &place.postgres {
         Some(postgres) => postgres.url(),

@@ -628,3 +628,50 @@ async fn a_rollout_that_cannot_end_holds_up_no_other_one() {
         server.stop().await;
     }
 }
+
+#[tokio::test]
+async fn a_stage_that_the_plan_lacks_is_refused_and_publishes_nothing() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    prepare(&server).await;
+    let begun = server.post("/v1/rollouts", &json!({"steps": [{"percent": 10}]})).await;
+    assert_eq!(begun.status, 201, "{begun:?}");
+    let advance = json!({"stage": "enforced", "force": true});
+    let refused = server.post("/v1/rollouts/1/advance", &advance).await;
+    assert_eq!((refused.status, refused.fields()), (422, fields_of(&["stage"])), "{refused:?}");
+    assert_eq!(server.json("/v1/rollouts/1").await["stage"], "shadow");
+    let all = json!({"stage": "all", "force": true});
+    assert_eq!(version_of(&server.post("/v1/rollouts/1/advance", &all).await, 200), "3");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn two_calls_for_the_next_step_at_once_take_one() {
+    for place in places().await {
+        let server = place.serve().await;
+        prepare(&server).await;
+        let steps = json!([{"percent": 10}, {"percent": 50}]);
+        assert_eq!(server.post("/v1/rollouts", &json!({"steps": steps})).await.status, 201);
+        // Both wait for this write, and have read by then which step is the next one.
+        let pool = super::conditions::database(&place).await;
+        let mut present = pool.begin().await.unwrap();
+        sqlx::query("UPDATE counters SET change = change").execute(&mut *present).await.unwrap();
+        let next = async || server.post("/v1/rollouts/1/advance", &json!({"force": true})).await;
+        let end = async {
+            for _ in 0..20 {
+                server.json("/v1/rollouts/1").await;
+            }
+            present.rollback().await.unwrap();
+        };
+        let (one, other, ()) = tokio::join!(next(), next(), end);
+        let mut statuses = [one.status, other.status];
+        statuses.sort_unstable();
+        assert_eq!(statuses, [200, 409], "{one:?} {other:?}");
+        let shown = server.json("/v1/rollouts/1").await;
+        assert_eq!((&shown["stage"], &shown["step"]), (&json!("shadow"), &json!(2)), "{shown}");
+        let refused = if one.status == 409 { one } else { other };
+        assert!(refused.text.contains("took a step meanwhile"), "{refused:?}");
+        pool.close().await;
+        server.stop().await;
+    }
+}
