@@ -60,7 +60,7 @@ struct Seen {
 /// No rollout has this number.
 const ALL: i64 = 0;
 
-/// Which steps are looked for.
+/// The steps that a look takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Steps {
     /// The ends after the limits of time.

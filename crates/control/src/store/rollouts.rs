@@ -657,7 +657,7 @@ pub struct StepHits {
     pub all: Hits,
     /// The evidence, as it is weighed for the bound.
     pub weighed: Hits,
-    /// What replicas had weighed before it was evidence: those that have ended, too.
+    /// Weighed hits before they were evidence, also of replicas that have ended.
     pub early: Hits,
     /// The weighed hits that were reported in the last 15 to 30 s.
     pub recent: Hits,
