@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::store::{NewSession, NewToken, Person, SessionRow, TokenRow};
+use crate::store::{Identity, NewSession, NewToken, Person, SessionRow, TokenRow};
 
 /// What a token begins with, so that scanners for leaked secrets can find it.
 const PREFIX: &str = "rlc";
@@ -73,6 +73,29 @@ pub struct Caller {
     writable: Option<Vec<String>>,
 }
 
+// === impl Rights ===
+
+impl Rights {
+    /// The domains that they name.
+    pub fn all_domains(&self) -> impl Iterator<Item = &String> {
+        self.domains.iter().chain(&self.writable).flatten()
+    }
+}
+
+/// The text for the audit log: the access with the domains that may be changed, then the domains that
+/// may be read if they differ.
+impl fmt::Display for Rights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of =
+            |it: &Option<Vec<String>>| it.as_ref().map_or("all".to_owned(), |it| it.join(", "));
+        let (access, domains) = (self.access.name(), of(&self.domains));
+        if self.access == Access::Read || self.writable == self.domains {
+            return write!(f, "{access} of {domains}");
+        }
+        write!(f, "{access} of {}; read of {domains}", of(&self.writable))
+    }
+}
+
 // === impl Access ===
 
 impl Access {
@@ -107,8 +130,8 @@ pub struct TokenRequest {
     pub domains: Option<Vec<String>>,
     /// Days for which it is valid; `None` for until it is revoked.
     pub days: Option<u32>,
-    /// Who has it made, as ISSUER#SUBJECT or the id of a token; empty for the command line.
-    pub made_by: String,
+    /// Who has it made; empty for the command line.
+    pub made_by: Identity,
 }
 
 /// Maximum number of domains of a token: conditions of the database name each of them.
@@ -160,7 +183,8 @@ impl TokenRequest {
             Timestamp::now().as_millisecond().saturating_add(valid)
         });
         let row = token.row(&self.name, self.access, self.domains.clone(), expires_at);
-        NewToken { made_by: self.made_by.clone(), ..row }
+        let Identity { id, person } = self.made_by.clone();
+        NewToken { made_by: person, maker: id, ..row }
     }
 
     /// The token and its rights, for the audit log.
@@ -168,14 +192,6 @@ impl TokenRequest {
         let domains = self.domains.as_ref().map_or_else(|| "all".to_owned(), |it| it.join(", "));
         format!("{}: {} of {domains}", token.id(), self.access.name())
     }
-}
-
-/// Who an author is: ISSUER#SUBJECT of a person, the id of a token, or the whole name.
-pub fn identity(author: &str) -> &str {
-    let is_id = |it: &&str| it.len() == 2 * ID_BYTES && it.bytes().all(|it| it.is_ascii_hexdigit());
-    let id = author.rsplit_once('/').map(|(_, id)| id).filter(is_id);
-    let person = || author.split_once('/').map(|(_, person)| person);
-    id.or_else(person).unwrap_or(author)
 }
 
 // === impl Token ===
@@ -233,6 +249,7 @@ impl Token {
             domains,
             expires_at,
             made_by: String::new(),
+            maker: String::new(),
         }
     }
 
@@ -340,6 +357,11 @@ impl Caller {
         }
     }
 
+    /// Who the caller is, whatever name is shown.
+    pub fn identity(&self) -> Identity {
+        Identity { id: self.id.clone(), person: self.person.clone() }
+    }
+
     /// Whether the caller has at least this access.
     pub fn has(&self, access: Access) -> bool {
         self.access >= access
@@ -400,6 +422,17 @@ mod tests {
         assert_eq!(token.caller(&TokenRow { revoked_at: Some(1), ..good.clone() }), None);
         let expired = NewToken { expires_at: Some(1), ..good.token.clone() };
         assert_eq!(token.caller(&TokenRow { token: expired, ..good }), None);
+    }
+
+    #[test]
+    fn the_audit_log_has_the_domains_that_rights_change() {
+        let list = |it: &[&str]| Some(it.iter().map(|it| (*it).to_owned()).collect());
+        let shown = |access, domains, writable| Rights { access, domains, writable }.to_string();
+        assert_eq!(shown(Access::Admin, None, None), "admin of all");
+        assert_eq!(shown(Access::Read, list(&["shop"]), list(&[])), "read of shop");
+        assert_eq!(shown(Access::Write, None, list(&["a", "b"])), "write of a, b; read of all");
+        let rights = Rights { access: Access::Write, domains: None, writable: list(&["shop"]) };
+        assert_eq!(rights.all_domains().collect::<Vec<_>>(), ["shop"]);
     }
 
     #[test]

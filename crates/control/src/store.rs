@@ -36,7 +36,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-pub use approvals::{APPROVALS_MAX, ApprovalRow, DraftApprovals};
+pub use approvals::{APPROVALS_MAX, ApprovalRow, DraftApprovals, DraftAuthor};
 pub use change_sets::{ChangeSet, SetChange};
 use contents::Compared;
 use jiff::Timestamp;
@@ -62,7 +62,7 @@ use tokio::time::{sleep, timeout};
 pub use versions::TEXTS_MAX;
 pub use versions::{AuditFilter, AuditRow, PublishedText, VersionChange, VersionRow};
 use write::WriteTurns;
-pub use write::{Author, Write};
+pub use write::{Author, Identity, Write};
 
 /// Maximum number of connections of this process for writes, and for requests about whole domains.
 /// Both are bounded in number: a write at a time of tokens and one of operators, four long
@@ -482,7 +482,7 @@ impl From<serde_json::Error> for StoreError {
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 17] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 18] = [
     (1, "schema", shared(include_str!("../migrations/0001_schema.sql"))),
     (
         2,
@@ -552,6 +552,7 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 17] = [
         ],
     ),
     (18, "approvals", shared(include_str!("../migrations/0018_approvals.sql"))),
+    (19, "identities", shared(include_str!("../migrations/0019_identities.sql"))),
 ];
 
 /// The same SQL for both databases.
@@ -616,6 +617,46 @@ mod tests {
         write.commit().await.unwrap();
         let rollout = store.open_rollouts().await.unwrap().remove(0);
         assert_eq!((rollout.number(), rollout.last().shares[0].chosen), (2, 1));
+    }
+
+    #[tokio::test]
+    async fn who_wrote_and_approved_before_the_upgrade_is_known_by_identity() {
+        sqlx::any::install_default_drivers();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rules.db");
+        let old = AnyPoolOptions::new().connect(&sqlite_url(&path).unwrap()).await.unwrap();
+        migrator(Backend::Sqlite, 18).run(&old).await.unwrap();
+        // Ann had another name when she wrote; Bob had a token made, and was revoked.
+        let sql = "INSERT INTO tokens (id, name, hash, access, created_at, revoked_at, issuer, \
+                   subject, made_by) VALUES ('p-ann', 'Ann', '', 'write', 1, NULL, 'https://i', \
+                   'users/0123456789ab', ''), ('p-bob', 'Bob', '', 'admin', 1, 7, 'https://i', \
+                   'bob', ''), ('0123456789ab', 'ci', 'x', 'write', 1, NULL, '', '', ''), \
+                   ('00000000000b', 'bot', 'x', 'write', 1, NULL, '', '', 'https://i#bob'); \
+                   INSERT INTO domains (name, defaults, changed, published, approvals) \
+                   VALUES ('shop', '{}', 5, 0, 1); \
+                   INSERT INTO draft_authors VALUES \
+                   ('shop', 'Mrs Ann/https://i#users/0123456789ab', 3), \
+                   ('shop', 'bot/00000000000b', 4), ('shop', 'kubernetes', 5); \
+                   INSERT INTO approvals VALUES ('shop', '0123456789ab', 'ci/0123456789ab', 5, 9), \
+                   ('shop', 'https://i#bob', 'bot/00000000000b', 5, 9); \
+                   INSERT INTO change_sets VALUES \
+                   ('s', 'mine', 'Mrs Ann/https://i#users/0123456789ab', 2); \
+                   INSERT INTO answers (author, idempotency_key, request, status, headers, body, \
+                   at) VALUES ('ci/0123456789ab', 'k', 'r', 201, '', '{}', 9000000000000)";
+        old.execute(sqlx::raw_sql(sql)).await.unwrap();
+        old.close().await;
+        let store = Store::open(&Database::Sqlite(path)).await.unwrap();
+        let found = store.approvals("shop").await.unwrap().unwrap();
+        let people: Vec<_> = found.authors.iter().map(|it| &*it.person).collect();
+        assert_eq!(people, ["https://i#users/0123456789ab", "https://i#bob", ""]);
+        let given: Vec<_> = found.given.iter().map(|it| &*it.approver).collect();
+        assert_eq!(given, ["0123456789ab"], "the other one was revoked");
+        assert_eq!(store.token("00000000000b").await.unwrap().unwrap().revoked_at, Some(7));
+        let set = store.change_sets().await.unwrap().remove(0);
+        assert_eq!((&*set.owner, &*set.person), ("p-ann", "https://i#users/0123456789ab"));
+        let key = AnswerKey { key: "k".to_owned(), request: "r".to_owned() };
+        let known = store.earlier("0123456789ab", &key).await.unwrap();
+        assert!(matches!(known, Earlier::Same(_)), "{known:?}");
     }
 
     #[test]

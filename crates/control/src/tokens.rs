@@ -5,7 +5,7 @@ use ratelease_cli::settings::Flags;
 
 use crate::auth::{Token, TokenRequest};
 use crate::settings::{DatabaseAddress, TokenCommand};
-use crate::store::{Author, Store, StoreError, TokenRow};
+use crate::store::{Author, Identity, Store, StoreError, TokenRow};
 
 /// Runs the command, and returns what it prints.
 ///
@@ -16,7 +16,7 @@ pub async fn run(command: TokenCommand) -> Result<String, String> {
     let said = |error: StoreError| error.to_string();
     match command {
         TokenCommand::Create { database, name, access, domains, days } => {
-            let made_by = String::new();
+            let made_by = Identity::default();
             let request = TokenRequest { name, access, domains, days, made_by };
             let faults = request.faults().into_iter();
             let faults: Vec<_> = faults.map(|(field, why)| format!("--{field}: {why}")).collect();
@@ -45,9 +45,8 @@ pub async fn run(command: TokenCommand) -> Result<String, String> {
                 let id = ratelease_rules::excerpt(&id);
                 return Err(format!("no valid token has the id '{id}'; 'token list' shows all"));
             }
-            write.note_action("token.revoke", &id).await.map_err(said)?;
             write.commit().await.map_err(said)?;
-            Ok(format!("revoked {id}"))
+            Ok(format!("revoked {id}, and the tokens that it had the API make"))
         }
     }
 }

@@ -14,9 +14,9 @@ use utoipa::{OpenApi, ToSchema};
 use super::App;
 use super::call::{CommonProblems, Ending, Problem, WriteCall, WriteQuery, check_new_domain};
 use super::publish::draft_etag;
-use crate::auth::{Access, Caller, identity};
+use crate::auth::{Access, Caller};
 use crate::document::FieldFault;
-use crate::store::{APPROVALS_MAX, ApprovalRow, DraftApprovals, Write};
+use crate::store::{APPROVALS_MAX, ApprovalRow, DraftApprovals, DraftAuthor};
 
 /// The approvals of the draft of a domain.
 #[derive(Debug, Serialize, ToSchema)]
@@ -116,8 +116,8 @@ async fn approve(State(app): State<Arc<App>>, call: WriteCall) -> Result<Respons
         let detail = "the draft changed since you looked at it; look at it again";
         return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail).into());
     }
-    refuse_authors(&mut write, &call.caller, &found.authors).await?;
-    write.approve(&domain, &call.caller.person, found.changed).await?;
+    refuse_authors(&call.caller, &found.authors)?;
+    write.approve(&domain, found.changed).await?;
     let subject = format!("{domain}: change {}", found.changed);
     write.note_action("draft.approve", &subject).await?;
     let found = write.approvals(&domain).await?.unwrap_or_default();
@@ -126,21 +126,13 @@ async fn approve(State(app): State<Arc<App>>, call: WriteCall) -> Result<Respons
 }
 
 /// Refuses an approval by an author of the draft, with whatever token.
-async fn refuse_authors(
-    write: &mut Write,
-    caller: &Caller,
-    authors: &[String],
-) -> Result<(), Problem> {
-    for author in authors {
-        let author = identity(author);
-        let maker = write.maker(author).await?;
-        if maker.as_deref().unwrap_or(author) == caller.person {
-            let detail = "you changed this draft, or a token did that you made; another person has \
-                          to approve it";
-            return Err(Problem::forbidden(detail));
-        }
+fn refuse_authors(caller: &Caller, authors: &[DraftAuthor]) -> Result<(), Problem> {
+    if authors.iter().all(|it| it.person != caller.person) {
+        return Ok(());
     }
-    Ok(())
+    let detail = "you changed this draft, or a token did that you made; another person has to \
+                  approve it";
+    Err(Problem::forbidden(detail))
 }
 
 /// Have a domain ask for approvals
@@ -180,7 +172,7 @@ impl DomainApprovals {
             approvals: found.needed,
             is_changed,
             etag: draft_etag([(&*domain, found.changed)]),
-            authors: found.authors,
+            authors: found.authors.into_iter().map(|it| it.name).collect(),
             is_approved: given >= found.needed,
             approved_by: found.given,
             domain,

@@ -101,7 +101,7 @@ impl<const MAX: usize> FromRequest<Arc<App>> for WriteCall<MAX> {
         let call = Self::read(request, app).await?;
         // The transaction asks again: both requests may be under way.
         if let Some(key) = &call.key {
-            replay(app.store.earlier(&call.caller.name, key).await?)?;
+            replay(app.store.earlier(&call.caller.id, key).await?)?;
         }
         Ok(call)
     }
@@ -144,6 +144,7 @@ impl<const MAX: usize> WriteCall<MAX> {
             true => app.store.begin(&author).await?,
             false => app.store.begin_of_token(&author).await?,
         };
+        write.identity = self.caller.identity();
         if let Some(key) = &self.key {
             replay(write.earlier(key).await?)?;
         }

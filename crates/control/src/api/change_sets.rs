@@ -23,7 +23,7 @@ use super::call::{
 use super::rules::check;
 use crate::auth::{Access, Caller};
 use crate::document::{Entry, FieldFault, Record, RuleId, check_entries};
-use crate::store::{ChangeSet, SetChange, StoreError, Write};
+use crate::store::{ChangeSet, DraftAuthor, SetChange, StoreError, Write};
 
 /// Maximum bytes of the name of a set.
 const NAME_BYTES_MAX: usize = 200;
@@ -207,7 +207,7 @@ async fn put_change(
         Some(former) => former.before,
         None => write.rule(rule.as_str()).await?.map(|it| it.record.settings),
     };
-    let change = SetChange { rule, domain, entries, before, after: settings };
+    let change = SetChange { rule, domain, entries, before, after: settings, put_by: None };
     write.put_set_change(&id, &change).await?;
     call.finish(&app, write, StatusCode::OK, None, &change).await
 }
@@ -254,6 +254,7 @@ async fn submit(
 async fn apply(write: &mut Write, set: &ChangeSet) -> Result<Submitted, Problem> {
     let mut submitted = Submitted { domains: Vec::new(), changed: 0 };
     let mut conflicts = Vec::new();
+    let author = DraftAuthor { name: set.author.clone(), person: set.person.clone() };
     for change in write.set_changes(&set.id).await? {
         let present = write.rule(change.rule.as_str()).await?;
         let current = present.as_ref().map(|it| it.record.settings.clone());
@@ -264,7 +265,7 @@ async fn apply(write: &mut Write, set: &ChangeSet) -> Result<Submitted, Problem>
         if !conflicts.is_empty() || current == change.after {
             continue;
         }
-        let SetChange { domain, entries, after, .. } = change;
+        let SetChange { domain, entries, after, put_by, .. } = change;
         match (present, after) {
             (Some(present), Some(after)) => drop(write.change_rule(&present, after).await?),
             (Some(present), None) => write.remove_rule(&present).await?,
@@ -272,6 +273,11 @@ async fn apply(write: &mut Write, set: &ChangeSet) -> Result<Submitted, Problem>
                 drop(write.add_rule(&domain, &Record { entries, settings }).await?);
             }
             (None, None) => {}
+        }
+        // The draft has three authors: the one who submits, the owner of the set, and the one who put
+        // the change.
+        for it in [&author].into_iter().chain(&put_by) {
+            write.note_draft_author_of(&domain, it).await?;
         }
         submitted.changed += 1;
         if submitted.domains.last() != Some(&domain) {
@@ -295,9 +301,10 @@ fn is_conflict(change: &SetChange, current: Option<&Map<String, Value>>) -> bool
     current != change.before.as_ref() && current != change.after.as_ref()
 }
 
-/// Whether a caller sees a set: it may use all domains of the set. Only the author sees an empty one.
+/// Whether a caller sees a set: it may use all domains of the set. Only the author and
+/// administrators see an empty one.
 fn is_seen_by(caller: &Caller, set: &ChangeSet) -> bool {
-    let is_for = set.author == caller.name || !set.domains.is_empty();
+    let is_for = set.owner == caller.id || !set.domains.is_empty() || caller.has(Access::Admin);
     is_for && set.domains.iter().all(|it| caller.may_use(it))
 }
 
@@ -307,7 +314,7 @@ async fn own(app: &App, call: &WriteCall, id: &str) -> Result<(Box<Write>, Chang
     let mut write = call.begin(app).await?;
     let set = write.change_set(id).await?.filter(|it| is_seen_by(&call.caller, it));
     let set = set.ok_or_else(|| no_set(id))?;
-    if set.author != call.caller.name && !call.caller.has(Access::Admin) {
+    if set.owner != call.caller.id && !call.caller.has(Access::Admin) {
         let author = ratelease_rules::excerpt(&set.author);
         let detail = format!("the change set is of '{author}', who alone changes and submits it");
         return Err(Problem::forbidden(detail).into());

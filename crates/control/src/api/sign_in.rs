@@ -126,11 +126,8 @@ async fn start(
     let Some(is_new) = write.sign_in(person, &session).await? else { return Ok(None) };
     if is_new {
         write.count_for((&person.id, None), None, None).await?;
-        let of =
-            |it: &Option<Vec<String>>| it.as_ref().map_or("all".to_owned(), |it| it.join(", "));
-        let subject = format!("{}: {} of {}", person.id, rights.access.name(), of(&rights.domains));
-        write.noted.domains.extend(rights.domains.iter().flatten().cloned());
-        write.note_action("person.admit", &subject).await?;
+        write.noted.domains.extend(rights.all_domains().cloned());
+        write.note_action("person.admit", &format!("{}: {rights}", person.id)).await?;
     }
     write.commit().await?;
     Ok(Some(session::SESSION.set(provider.settings(), &token.reveal(), SESSION)))

@@ -156,7 +156,7 @@ async fn create(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response
         access: input.access,
         domains: input.domains,
         days: input.days,
-        made_by: call.caller.person.clone(),
+        made_by: call.caller.identity(),
     };
     let mut faults = request.faults();
     if input.days == Some(0) {
@@ -184,7 +184,9 @@ async fn create(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response
 
 /// Revoke a token, or all that a person may do
 ///
-/// At once, also for a write that is under way. A person who was revoked cannot sign in again.
+/// At once, also for a write that is under way. All tokens that it had the API make end too, with
+/// the tokens made by these, and their approvals count no more. A person who was revoked cannot
+/// sign in again.
 #[utoipa::path(delete, operation_id = "revoke_token", tag = "tokens", path = "/v1/tokens/{id}",
     params(("id" = String, Path), WriteQuery), responses(
     (status = 204, description = "Revoked; for access admin"), CommonProblems))]
@@ -200,7 +202,6 @@ async fn revoke(
         let detail = format!("no token that is not revoked has the id '{id}'; GET /v1/tokens");
         return Err(Problem::not_found(detail).into());
     }
-    write.note_action("token.revoke", &id).await?;
     call.finish(&app, write, StatusCode::NO_CONTENT, None, &()).await
 }
 

@@ -90,7 +90,8 @@ function stateOf(it) {
 
 async function revokeToken(place, {id, name, person}) {
   const what = person ? `${name}, who then cannot sign in again` : `the token ${name} (${id})`;
-  if (!confirm(`Revoke ${what}?`)) return;
+  const made = "Tokens that it had the API make end too, and their approvals count no more.";
+  if (!confirm(`Revoke ${what}? ${made}`)) return;
   try {
     await call("DELETE", `/v1/tokens/${encodeURIComponent(id)}`, {query: {reason: "by the page"}});
     await show();

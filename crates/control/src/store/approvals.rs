@@ -8,7 +8,7 @@ use sqlx::Row;
 use sqlx::any::AnyRow;
 use utoipa::ToSchema;
 
-use super::write::{Cell, Writer, bound};
+use super::write::{Cell, Identity, Writer, bound};
 use super::{PublishedText, Store, StoreError, StoreResult, Write, as_time};
 
 /// Maximum number of approvals that a domain may ask for.
@@ -29,6 +29,16 @@ pub struct ApprovalRow {
     pub at: i64,
 }
 
+/// Someone who changed a draft.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DraftAuthor {
+    /// The name, as history shows it.
+    pub name: String,
+    /// Who is responsible, as ISSUER#SUBJECT or the id of a token; empty if it was the program
+    /// itself.
+    pub person: String,
+}
+
 /// The approvals of a draft.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DraftApprovals {
@@ -38,8 +48,8 @@ pub struct DraftApprovals {
     pub changed: i64,
     /// The object of Kubernetes that defines the domain; empty if the database does.
     pub owner: String,
-    /// Who changed the draft since it was published, as history shows them.
-    pub authors: Vec<String>,
+    /// Who changed the draft since it was published.
+    pub authors: Vec<DraftAuthor>,
     /// The approvals of this draft, the oldest first.
     pub given: Vec<ApprovalRow>,
 }
@@ -48,12 +58,14 @@ pub struct DraftApprovals {
 const HEAD: &str = "SELECT approvals, changed, owner FROM domains WHERE name = $1";
 
 /// The authors of a draft, whose changes came after the publication.
-const AUTHORS: &str = "SELECT a.author FROM draft_authors a JOIN domains d ON d.name = a.domain \
-                       WHERE a.domain = $1 AND a.number > d.published ORDER BY a.number, a.author";
+const AUTHORS: &str = "SELECT a.author, a.person FROM draft_authors a \
+                       JOIN domains d ON d.name = a.domain WHERE a.domain = $1 \
+                       AND a.number > d.published ORDER BY a.number, a.author, a.person";
 
-/// The approvals of a draft as it was at one change.
-const GIVEN: &str = "SELECT approver, author, at FROM approvals \
-                     WHERE domain = $1 AND changed = $2 ORDER BY at, approver";
+/// The approvals of a draft as it was at one change. One whose giver was revoked counts no more.
+const GIVEN: &str = "SELECT a.approver, a.author, a.at FROM approvals a \
+                     JOIN tokens t ON t.id = a.given_by AND t.revoked_at IS NULL \
+                     WHERE a.domain = $1 AND a.changed = $2 ORDER BY a.at, a.approver";
 
 // === impl Store ===
 
@@ -79,11 +91,27 @@ impl Store {
 impl Write {
     /// Notes that this write changes the draft of a domain.
     pub async fn note_draft_author(&mut self, domain: &str) -> StoreResult<()> {
-        let sql = "INSERT INTO draft_authors (domain, author, number) VALUES ($1, $2, $3) \
-                   ON CONFLICT (domain, author) DO UPDATE SET number = excluded.number";
-        let query = sqlx::query(sql).bind(domain.to_owned()).bind(self.author.name.clone());
-        query.bind(self.number()).execute(&mut *self.tx).await?;
+        self.note_draft_author_of(domain, &self.draft_author()).await
+    }
+
+    /// Notes that this write puts a change of another author into the draft of a domain.
+    pub async fn note_draft_author_of(
+        &mut self,
+        domain: &str,
+        author: &DraftAuthor,
+    ) -> StoreResult<()> {
+        let sql = "INSERT INTO draft_authors (domain, person, author, number) \
+                   VALUES ($1, $2, $3, $4) ON CONFLICT (domain, person, author) \
+                   DO UPDATE SET number = excluded.number";
+        let query = sqlx::query(sql).bind(domain.to_owned()).bind(author.person.clone());
+        let query = query.bind(author.name.clone()).bind(self.number());
+        query.execute(&mut *self.tx).await?;
         Ok(())
+    }
+
+    /// Who writes, as an author of a draft.
+    pub fn draft_author(&self) -> DraftAuthor {
+        DraftAuthor { name: self.author.name.clone(), person: self.identity.person.clone() }
     }
 
     /// The approvals of the draft of a domain; `None` if there is no such domain.
@@ -98,14 +126,6 @@ impl Write {
         Ok(Some(found))
     }
 
-    /// Who had the API make the token of this id; `None` if there is no such token, or the command
-    /// line made it.
-    pub async fn maker(&mut self, id: &str) -> StoreResult<Option<String>> {
-        let query = sqlx::query_as("SELECT made_by FROM tokens WHERE id = $1").bind(id.to_owned());
-        let row: Option<(String,)> = query.fetch_optional(&mut *self.tx).await?;
-        Ok(row.map(|(maker,)| maker).filter(|it| !it.is_empty()))
-    }
-
     /// Has drafts of a domain need so many approvals. Makes the domain if there is none.
     pub async fn set_approvals(&mut self, domain: &str, needed: i64) -> StoreResult<()> {
         let sql = "INSERT INTO domains (name, defaults, changed, published, sized, approvals) \
@@ -118,13 +138,16 @@ impl Write {
         Ok(())
     }
 
-    /// Approves the draft of a domain as it is at the change of this number.
-    pub async fn approve(&mut self, domain: &str, approver: &str, changed: i64) -> StoreResult<()> {
-        let sql = "INSERT INTO approvals (domain, approver, author, changed, at) \
-                   VALUES ($1, $2, $3, $4, $5) ON CONFLICT (domain, approver) DO UPDATE SET \
-                   author = excluded.author, changed = excluded.changed, at = excluded.at";
-        let query = sqlx::query(sql).bind(domain.to_owned()).bind(approver.to_owned());
-        let query = query.bind(self.author.name.clone()).bind(changed).bind(self.at);
+    /// Approves the draft of a domain as it is at the change of this number. A person has one
+    /// approval, with whatever token.
+    pub async fn approve(&mut self, domain: &str, changed: i64) -> StoreResult<()> {
+        let sql = "INSERT INTO approvals (domain, approver, author, changed, at, given_by) \
+                   VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (domain, approver) DO UPDATE SET \
+                   author = excluded.author, changed = excluded.changed, at = excluded.at, \
+                   given_by = excluded.given_by";
+        let Identity { id, person } = self.identity.clone();
+        let query = sqlx::query(sql).bind(domain.to_owned()).bind(person);
+        let query = query.bind(self.author.name.clone()).bind(changed).bind(self.at).bind(id);
         query.execute(&mut *self.tx).await?;
         self.noted.domains.insert(domain.to_owned());
         Ok(())
@@ -184,8 +207,9 @@ impl DraftApprovals {
     }
 }
 
-fn authors(rows: &[AnyRow]) -> StoreResult<Vec<String>> {
-    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+fn authors(rows: &[AnyRow]) -> StoreResult<Vec<DraftAuthor>> {
+    let read = |row: &AnyRow| Ok(DraftAuthor { name: row.try_get(0)?, person: row.try_get(1)? });
+    rows.iter().map(read).collect()
 }
 
 fn given(rows: &[AnyRow]) -> StoreResult<Vec<ApprovalRow>> {

@@ -7,7 +7,8 @@ use sqlx::any::AnyRow;
 use sqlx::{Any, Executor, Row};
 use utoipa::ToSchema;
 
-use super::write::{Cell, bound};
+use super::approvals::DraftAuthor;
+use super::write::{Cell, Identity, bound};
 use super::{Store, StoreError, StoreResult, Write, as_time};
 use crate::document::{Entry, RuleId};
 
@@ -31,8 +32,14 @@ pub struct ChangeSet {
     pub id: String,
     /// The name that its author gives it.
     pub name: String,
-    /// The token that made it.
+    /// The token or person that made it.
     pub author: String,
+    /// The id of that token or person, whatever the name.
+    #[serde(skip)]
+    pub owner: String,
+    /// Who is responsible for it, as ISSUER#SUBJECT or the id of a token.
+    #[serde(skip)]
+    pub person: String,
     /// When.
     #[serde(serialize_with = "as_time")]
     #[schema(value_type = String, format = DateTime)]
@@ -60,6 +67,9 @@ pub struct SetChange {
     /// The settings that it is to have; null to remove it.
     #[schema(value_type = Option<Object>)]
     pub after: Option<Map<String, Value>>,
+    /// Who put it into the set; `None` for the author of the set.
+    #[serde(skip)]
+    pub put_by: Option<DraftAuthor>,
 }
 
 // === impl Store ===
@@ -97,9 +107,10 @@ async fn change_sets<'e>(
     cells: Vec<Cell>,
 ) -> StoreResult<Vec<ChangeSet>> {
     let sql = format!(
-        "SELECT s.id, s.name, s.author, s.created_at, c.domain, COUNT(c.rule) AS rules \
+        "SELECT s.id, s.name, s.author, s.created_at, c.domain, COUNT(c.rule) AS rules, s.owner, \
+         s.person \
          FROM change_sets s LEFT JOIN change_set_rules c ON c.change_set = s.id {condition} \
-         GROUP BY s.id, s.name, s.author, s.created_at, c.domain \
+         GROUP BY s.id, s.name, s.author, s.created_at, s.owner, s.person, c.domain \
          ORDER BY s.created_at DESC, s.id, c.domain"
     );
     let mut sets: Vec<ChangeSet> = Vec::new();
@@ -107,8 +118,9 @@ async fn change_sets<'e>(
         let id: String = row.try_get(0)?;
         if sets.last().is_none_or(|it| it.id != id) {
             let (name, author) = (row.try_get(1)?, row.try_get(2)?);
-            let created_at = row.try_get(3)?;
-            sets.push(ChangeSet { id, name, author, created_at, domains: vec![], rules: 0 });
+            let (created_at, owner, person) = (row.try_get(3)?, row.try_get(6)?, row.try_get(7)?);
+            let domains = Vec::new();
+            sets.push(ChangeSet { id, name, author, owner, person, created_at, domains, rules: 0 });
         }
         let domain: Option<String> = row.try_get(4)?;
         if let (Some(set), Some(domain)) = (sets.last_mut(), domain) {
@@ -123,7 +135,7 @@ async fn set_changes<'e>(
     executor: impl Executor<'e, Database = Any>,
     id: &str,
 ) -> StoreResult<Vec<SetChange>> {
-    let sql = "SELECT rule, domain, entries, before, after FROM change_set_rules \
+    let sql = "SELECT rule, domain, entries, before, after, author, person FROM change_set_rules \
                WHERE change_set = $1 ORDER BY domain, entries";
     let rows = bound(sql, vec![Cell::Text(id.to_owned())]).fetch_all(executor).await?;
     rows.iter().map(SetChange::read).collect()
@@ -135,12 +147,14 @@ impl SetChange {
     fn read(row: &AnyRow) -> StoreResult<Self> {
         let settings = |text: Option<String>| text.map(|it| serde_json::from_str(&it)).transpose();
         let entries: String = row.try_get(2)?;
+        let put_by = DraftAuthor { name: row.try_get(5)?, person: row.try_get(6)? };
         Ok(Self {
             rule: RuleId::from(row.try_get::<String, _>(0)?),
             domain: row.try_get(1)?,
             entries: serde_json::from_str(&entries)?,
             before: settings(row.try_get(3)?)?,
             after: settings(row.try_get(4)?)?,
+            put_by: Some(put_by).filter(|it| !it.name.is_empty()),
         })
     }
 }
@@ -164,8 +178,8 @@ impl Write {
     /// # Errors
     /// [`StoreError::TooMany`] if the author has as many as one may have, or all together.
     pub async fn add_change_set(&mut self, id: &str, name: &str) -> StoreResult<ChangeSet> {
-        let sql = "SELECT COUNT(*), COUNT(CASE WHEN author = $1 THEN 1 END) FROM change_sets";
-        let query = sqlx::query_as(sql).bind(self.author.name.clone());
+        let sql = "SELECT COUNT(*), COUNT(CASE WHEN owner = $1 THEN 1 END) FROM change_sets";
+        let query = sqlx::query_as(sql).bind(self.identity.id.clone());
         let (all, own): (i64, i64) = query.fetch_one(&mut *self.tx).await?;
         if own >= SETS_MAX || all >= ALL_SETS_MAX {
             return Err(StoreError::TooMany(format!(
@@ -178,11 +192,15 @@ impl Write {
             Cell::Text(name.to_owned()),
             Cell::Text(self.author.name.clone()),
             Cell::Int(self.at),
+            Cell::Text(self.identity.id.clone()),
+            Cell::Text(self.identity.person.clone()),
         ];
-        self.keep("change_sets (id, name, author, created_at)", vec![row]).await?;
-        let (id, name) = (id.to_owned(), name.to_owned());
-        let (author, created_at) = (self.author.name.clone(), self.at);
-        Ok(ChangeSet { id, name, author, created_at, domains: vec![], rules: 0 })
+        let into = "change_sets (id, name, author, created_at, owner, person)";
+        self.keep(into, vec![row]).await?;
+        let Identity { id: owner, person } = self.identity.clone();
+        let (id, name, author) = (id.to_owned(), name.to_owned(), self.author.name.clone());
+        let (created_at, domains) = (self.at, Vec::new());
+        Ok(ChangeSet { id, name, author, owner, person, created_at, domains, rules: 0 })
     }
 
     /// Puts a change into a set, in place of the one that it has of this rule.
@@ -199,8 +217,11 @@ impl Write {
             Cell::Text(Entry::list_to_text(&change.entries)),
             Cell::Nullable(settings(&change.before)),
             Cell::Nullable(settings(&change.after)),
+            Cell::Text(self.author.name.clone()),
+            Cell::Text(self.identity.person.clone()),
         ];
-        let into = "change_set_rules (change_set, rule, domain, entries, before, after)";
+        let into =
+            "change_set_rules (change_set, rule, domain, entries, before, after, author, person)";
         self.keep(into, vec![row]).await?;
         let sql = "SELECT COUNT(*), CAST(COALESCE(SUM(OCTET_LENGTH(entries) \
                    + COALESCE(OCTET_LENGTH(before), 0) + COALESCE(OCTET_LENGTH(after), 0)), 0) \

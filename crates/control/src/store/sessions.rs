@@ -85,22 +85,25 @@ impl Write {
     ) -> StoreResult<Option<bool>> {
         let list =
             |it: &Option<Vec<String>>| it.as_ref().map(|it| serde_json::json!(it).to_string());
-        let domains = list(&session.domains);
-        let sql = "SELECT access, domains, revoked_at FROM tokens WHERE id = $1";
-        let query = sqlx::query_as(sql).bind(person.id.clone());
-        let known: Option<(String, Option<String>, Option<i64>)> =
-            query.fetch_optional(&mut *self.tx).await?;
-        if let Some((_, _, Some(_))) = known {
-            return Ok(None);
-        }
-        let rights = (session.access.clone(), domains.clone(), None);
-        let is_new = known.is_none_or(|known| known != rights);
+        let (domains, writable) = (list(&session.domains), list(&session.writable));
+        let sql = "SELECT access, domains, writable, revoked_at FROM tokens WHERE id = $1";
+        let query = sqlx::query(sql).bind(person.id.clone());
+        let known = query.fetch_optional(&mut *self.tx).await?;
+        let rights = (session.access.clone(), domains.clone(), writable.clone());
+        let is_new = match &known {
+            Some(row) if row.try_get::<Option<i64>, _>(3)?.is_some() => return Ok(None),
+            Some(row) => (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?) != rights,
+            None => true,
+        };
         let sql = "INSERT INTO tokens (id, name, hash, access, domains, created_at, issuer, \
-                   subject) VALUES ($1, $2, '', $3, $4, $5, $6, $7) ON CONFLICT (id) DO UPDATE SET \
-                   name = excluded.name, access = excluded.access, domains = excluded.domains";
+                   subject, writable) VALUES ($1, $2, '', $3, $4, $5, $6, $7, $8) \
+                   ON CONFLICT (id) DO UPDATE SET name = excluded.name, \
+                   access = excluded.access, domains = excluded.domains, \
+                   writable = excluded.writable";
         let query = sqlx::query(sql).bind(person.id.clone()).bind(person.name.clone());
         let query = query.bind(session.access.clone()).bind(domains.clone()).bind(self.at);
         let query = query.bind(person.issuer.clone()).bind(person.subject.clone());
+        let query = query.bind(writable.clone());
         query.execute(&mut *self.tx).await?;
         self.end_sessions(&person.id).await?;
         let row = vec![
@@ -109,7 +112,7 @@ impl Write {
             Cell::Text(person.id.clone()),
             Cell::Text(session.access.clone()),
             Cell::Nullable(domains),
-            Cell::Nullable(list(&session.writable)),
+            Cell::Nullable(writable),
             Cell::Text(session.roles.clone()),
             Cell::Int(self.at),
             Cell::Int(session.expires_at),
@@ -177,5 +180,40 @@ impl SessionRow {
             },
             is_revoked: row.try_get::<Option<i64>, _>(11)?.is_some(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Author, Database};
+
+    #[tokio::test]
+    async fn a_sign_in_tells_whether_domains_to_change_are_new() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&Database::Sqlite(dir.path().join("rules.db"))).await.unwrap();
+        let text = |it: &str| it.to_owned();
+        let (issuer, subject) = (text("https://login.example"), text("ann"));
+        let person = Person { id: text("p-1"), issuer, subject, name: text("Ann") };
+        let one = || Some(vec![text("shop")]);
+        for (at, (writable, expected)) in
+            [(one(), true), (one(), false), (None, true), (None, false), (one(), true)]
+                .into_iter()
+                .enumerate()
+        {
+            let session = NewSession {
+                id: at.to_string(),
+                hash: text("x"),
+                access: text("write"),
+                domains: None,
+                writable,
+                roles: text("r"),
+                expires_at: i64::MAX,
+            };
+            let mut write = store.begin(&Author::default()).await.unwrap();
+            assert_eq!(write.sign_in(&person, &session).await.unwrap(), Some(expected), "{at}");
+            write.commit().await.unwrap();
+        }
+        store.close().await;
     }
 }

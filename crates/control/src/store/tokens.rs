@@ -25,8 +25,11 @@ pub struct NewToken {
     pub domains: Option<Vec<String>>,
     /// Until when, in milliseconds since the Unix epoch.
     pub expires_at: Option<i64>,
-    /// The id of the person or token that had the API make it; empty if the command line made it.
+    /// Who is responsible for it, as ISSUER#SUBJECT or the id of a token; empty if the command line
+    /// made it.
     pub made_by: String,
+    /// The row of the token or person who had the API make it; empty if the command line made it.
+    pub maker: String,
 }
 
 /// A token.
@@ -47,7 +50,7 @@ pub struct TokenRow {
 }
 
 const COLUMNS: &str = "id, name, hash, access, domains, expires_at, created_at, revoked_at, \
-                       written, made_by, issuer, subject";
+                       written, made_by, issuer, subject, maker";
 
 // === impl Store ===
 
@@ -110,7 +113,8 @@ impl Write {
     /// stays as it is.
     pub async fn add_token(&mut self, token: &NewToken) -> StoreResult<bool> {
         let sql = "INSERT INTO tokens (id, name, hash, access, domains, created_at, expires_at, \
-                   made_by) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (id) DO NOTHING";
+                   made_by, maker) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) \
+                   ON CONFLICT (id) DO NOTHING";
         let domains = token.domains.as_ref().map(|it| serde_json::json!(it).to_string());
         let query = sqlx::query(sql)
             .bind(token.id.clone())
@@ -120,16 +124,33 @@ impl Write {
             .bind(domains)
             .bind(self.at)
             .bind(token.expires_at)
-            .bind(token.made_by.clone());
+            .bind(token.made_by.clone())
+            .bind(token.maker.clone());
         self.noted.domains.extend(token.domains.iter().flatten().cloned());
         Ok(query.execute(&mut *self.tx).await?.rows_affected() > 0)
     }
 
-    /// Revokes a token. Returns whether there was a valid one of this id.
+    /// Revokes a token or a person, with all tokens that it had the API make, and the tokens that
+    /// these made. A revoked maker writes nothing more, so that it makes no token after this. Notes
+    /// the action. Returns whether any of them was valid.
     pub async fn revoke_token(&mut self, id: &str) -> StoreResult<bool> {
-        let sql = "UPDATE tokens SET revoked_at = $1 WHERE id = $2 AND revoked_at IS NULL";
-        let query = sqlx::query(sql).bind(self.at).bind(id.to_owned());
-        Ok(query.execute(&mut *self.tx).await?.rows_affected() > 0)
+        let sql = "WITH RECURSIVE made (id) AS (SELECT id FROM tokens WHERE id = $1 \
+                   UNION SELECT t.id FROM tokens t JOIN made m ON t.maker = m.id) \
+                   UPDATE tokens SET revoked_at = $2 WHERE revoked_at IS NULL \
+                   AND id IN (SELECT id FROM made) RETURNING id";
+        let query = sqlx::query_as(sql).bind(id.to_owned()).bind(self.at);
+        let revoked: Vec<(String,)> = query.fetch_all(&mut *self.tx).await?;
+        if revoked.is_empty() {
+            return Ok(false);
+        }
+        let mut made: Vec<_> = revoked.into_iter().map(|it| it.0).filter(|it| it != id).collect();
+        made.sort_unstable();
+        let subject = match made.is_empty() {
+            true => id.to_owned(),
+            false => format!("{id}, and what it had made: {}", made.join(", ")),
+        };
+        self.note_action("token.revoke", &subject).await?;
+        Ok(true)
     }
 }
 
@@ -147,6 +168,7 @@ impl TokenRow {
                 domains: domains.map(|it| serde_json::from_str(&it)).transpose()?,
                 expires_at: row.try_get(5)?,
                 made_by: row.try_get(9)?,
+                maker: row.try_get(12)?,
             },
             created_at: row.try_get(6)?,
             revoked_at: row.try_get(7)?,
@@ -268,24 +290,24 @@ pub enum Earlier {
 // === impl Store ===
 
 impl Store {
-    /// What was answered to a write of this author with this key.
+    /// The answer to a write with this key, by the token or person of this id.
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn earlier(&self, author: &str, key: &AnswerKey) -> StoreResult<Earlier> {
-        earlier(&self.pool, author, key, Timestamp::now().as_millisecond()).await
+    pub async fn earlier(&self, id: &str, key: &AnswerKey) -> StoreResult<Earlier> {
+        earlier(&self.pool, id, key, Timestamp::now().as_millisecond()).await
     }
 }
 
 async fn earlier<'e>(
     executor: impl Executor<'e, Database = Any>,
-    author: &str,
+    id: &str,
     key: &AnswerKey,
     now: i64,
 ) -> StoreResult<Earlier> {
     let sql = "SELECT request, status, headers, location, body FROM answers \
                WHERE author = $1 AND idempotency_key = $2 AND at > $3";
-    let query = sqlx::query(sql).bind(author.to_owned()).bind(key.key.clone());
+    let query = sqlx::query(sql).bind(id.to_owned()).bind(key.key.clone());
     let row = query.bind(kept_since(now)).fetch_optional(executor).await?;
     let Some(row) = row else { return Ok(Earlier::New) };
     if row.try_get::<String, _>(0)? != key.request {
@@ -306,9 +328,9 @@ fn kept_since(now: i64) -> i64 {
 // === impl Write ===
 
 impl Write {
-    /// What was answered to a write of this author with this key.
+    /// The answer to a write with this key, by the same token or person.
     pub async fn earlier(&mut self, key: &AnswerKey) -> StoreResult<Earlier> {
-        earlier(&mut *self.tx, &self.author.name, key, self.at).await
+        earlier(&mut *self.tx, &self.identity.id, key, self.at).await
     }
 
     /// Keeps the answer to this write, and drops old ones.
@@ -316,7 +338,7 @@ impl Write {
         let query = sqlx::query("DELETE FROM answers WHERE at <= $1").bind(kept_since(self.at));
         query.execute(&mut *self.tx).await?;
         let row = vec![
-            Cell::Text(self.author.name.clone()),
+            Cell::Text(self.identity.id.clone()),
             Cell::Text(key.key.clone()),
             Cell::Text(key.request.clone()),
             Cell::Int(i64::from(answer.status)),

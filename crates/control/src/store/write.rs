@@ -49,11 +49,22 @@ pub struct Author {
     pub reason: String,
 }
 
+/// Who a caller is, whatever name is shown.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// The id of the token, or of the person who signed in.
+    pub id: String,
+    /// Who is responsible, as ISSUER#SUBJECT or the id of a token.
+    pub person: String,
+}
+
 /// A transaction that writes. Dropping it rolls back.
 #[derive(Debug)]
 pub struct Write {
     pub tx: Transaction<'static, Any>,
     pub author: Author,
+    /// For whom it writes; empty for the program itself.
+    pub identity: Identity,
     /// When it began, in milliseconds since the Unix epoch.
     pub at: i64,
     /// The number of its last change.
@@ -193,6 +204,7 @@ impl Store {
         let mut write = Write {
             tx: self.pool.begin().await?,
             author: author.clone(),
+            identity: Identity::default(),
             at: Timestamp::now().as_millisecond(),
             number: 0,
             backend: self.backend,

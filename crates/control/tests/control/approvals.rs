@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::support::people::{Person, run_sql, sign_in};
 use super::support::{Answer, Call, Place, Server, hourly, places, rule};
 
 /// Has a domain ask for approvals.
@@ -178,6 +179,107 @@ async fn a_token_that_an_author_had_made_is_no_second_person() {
         add(&server, &admin, "2").await;
         let etag = state(&server).await["etag"].as_str().unwrap().to_owned();
         assert_eq!(approve(&server, &mine, &etag).await.status, 403);
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn no_subject_of_a_person_makes_them_another_author() {
+    for place in places().await {
+        let server = place.serve_with(|it| it.sign_in = Some(sign_in())).await;
+        ask_for(&server, "shop", 1).await;
+        for subject in ["ann", "users/0123456789ab", "a#b/c"] {
+            let ann = Person::sign_in(&place, "Ann", subject, "write").await;
+            let added = ann.call("POST", "/v1/rules").json(&rule("shop", "user", subject, 5));
+            let added = server.send(added).await;
+            assert_eq!(added.status, 201, "{added:?}");
+            // Another name is no other person.
+            for name in ["Ann", "Mrs Ann"] {
+                ann.rename(&place, name).await;
+                let etag = state(&server).await["etag"].as_str().unwrap().to_owned();
+                let own = ann.call("POST", "/v1/approvals").header("if-match", &etag);
+                let own = server.send(own.json(&json!({"domain": "shop"}))).await;
+                assert_eq!(own.status, 403, "{subject}: {own:?}");
+            }
+            let sql = format!("DELETE FROM sessions WHERE person = '{}'", ann.id);
+            run_sql(&place, sql).await;
+        }
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn the_writer_of_a_submitted_change_set_is_an_author_too() {
+    for place in places().await {
+        let server = place.serve().await;
+        ask_for(&server, "shop", 1).await;
+        let ann = writer(&place, "ann").await;
+        let boss = place.token(&["create", "--name", "boss", "--access", "admin"]).await.unwrap();
+        let put = async |token: &str, set: &str, key: &str| {
+            let call = Call::new("PUT", &format!("{set}/rules")).token(token);
+            let body = json!({"domain": "shop", "entries": [{"key": key}],
+                "settings": {"rate_limit": hourly(5)}});
+            let done = server.send(call.json(&body)).await;
+            assert_eq!(done.status, 200, "{done:?}");
+        };
+        let make = async || {
+            let made = Call::new("POST", "/v1/change-sets").token(&ann);
+            let made = server.send(made.json(&json!({"name": "mine"}))).await;
+            made.header("location").unwrap()
+        };
+        // Written by one, submitted by an administrator.
+        let set = make().await;
+        put(&ann, &set, "a").await;
+        let submitted = server.post(&format!("{set}/submit"), &Value::Null).await;
+        assert_eq!(submitted.status, 200, "{submitted:?}");
+        let now = state(&server).await;
+        assert_eq!(now["authors"].as_array().unwrap().len(), 2, "{now}");
+        let own = approve(&server, &ann, now["etag"].as_str().unwrap()).await;
+        assert_eq!(own.status, 403, "{own:?}");
+        // Made by one, written by an administrator, submitted by the one.
+        let set = make().await;
+        put(&boss, &set, "b").await;
+        let call = Call::new("POST", &format!("{set}/submit")).token(&ann);
+        assert_eq!(server.send(call).await.status, 200);
+        let etag = state(&server).await["etag"].as_str().unwrap().to_owned();
+        let own = approve(&server, &boss, &etag).await;
+        assert_eq!(own.status, 403, "{own:?}");
+        let ben = writer(&place, "ben").await;
+        assert_eq!(approve(&server, &ben, &etag).await.status, 200);
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn an_approval_counts_no_more_once_its_giver_is_revoked() {
+    for place in places().await {
+        let server = place.serve_with(|it| it.sign_in = Some(sign_in())).await;
+        ask_for(&server, "shop", 1).await;
+        let (ann, ben) = (writer(&place, "ann").await, writer(&place, "ben").await);
+        add(&server, &ann, "1").await;
+        let etag = state(&server).await["etag"].as_str().unwrap().to_owned();
+        let boss = Person::sign_in(&place, "Boss", "boss", "admin").await;
+        let body = json!({"name": "mine", "access": "write"});
+        let made = server.send(boss.call("POST", "/v1/tokens").json(&body)).await.json();
+        let (mine, mine_id) = (made["token"].as_str().unwrap(), made["id"].as_str().unwrap());
+        let eve = Person::sign_in(&place, "Eve", "eve", "write").await;
+        // A token, a token of a person who stays, and a person.
+        for revoked in [ben.split('_').nth(1).unwrap(), mine_id, &eve.id] {
+            let call = match revoked {
+                it if it == mine_id => Call::new("POST", "/v1/approvals").token(mine),
+                it if it == eve.id => eve.call("POST", "/v1/approvals"),
+                _ => Call::new("POST", "/v1/approvals").token(&ben),
+            };
+            let call = call.header("if-match", &etag).json(&json!({"domain": "shop"}));
+            let given = server.send(call).await;
+            assert_eq!(given.json()["is_approved"], true, "{given:?}");
+            let path = format!("/v1/tokens/{revoked}");
+            assert_eq!(server.send(Call::new("DELETE", &path)).await.status, 204);
+            let now = state(&server).await;
+            assert_eq!((&now["approved_by"], &now["is_approved"]), (&json!([]), &json!(false)));
+            let refused = publish(&server, &ann, "").await;
+            assert_eq!(kind(&refused), "not-approved", "{refused:?}");
+        }
         server.stop().await;
     }
 }

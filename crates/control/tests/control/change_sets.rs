@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::support::people::{Person, sign_in};
 use super::support::{Answer, Call, Place, Server, hourly, places, rule};
 
 /// Sends a request with a token.
@@ -171,5 +172,48 @@ async fn sets_and_their_rules_are_bounded_in_number_and_bytes() {
     assert_eq!(refused.status, 409, "{refused:?}");
     let nameless = send(&server, &token, "POST", "/v1/change-sets", &json!({"name": " "})).await;
     assert_eq!((nameless.status, nameless.fields()), (422, vec!["name".to_owned()]));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_new_display_name_leaves_a_person_their_own_things() {
+    for place in places().await {
+        let server = place.serve_with(|it| it.sign_in = Some(sign_in())).await;
+        let ann = Person::sign_in(&place, "Ann", "ann", "write").await;
+        let make = || {
+            let call = ann.call("POST", "/v1/change-sets").header("idempotency-key", "once");
+            call.json(&json!({"name": "mine"}))
+        };
+        let made = server.send(make()).await;
+        let set = made.header("location").unwrap();
+        ann.rename(&place, "Mrs Ann").await;
+        let again = server.send(make()).await;
+        assert_eq!(again.json()["id"], made.json()["id"], "{again:?}");
+        let seen = server.send(ann.call("GET", &set)).await;
+        assert_eq!(seen.status, 200, "{seen:?}");
+        let change = change("shop", "a", Some(1));
+        let done = server.send(ann.call("PUT", &format!("{set}/rules")).json(&change)).await;
+        assert_eq!(done.status, 200, "{done:?}");
+        let done = server.send(ann.call("POST", &format!("{set}/submit"))).await;
+        assert_eq!(done.status, 200, "{done:?}");
+        // So many sets are of one person, whatever the name.
+        for at in 0..21 {
+            ann.rename(&place, &format!("Ann {at}")).await;
+            let call = ann.call("POST", "/v1/change-sets").json(&json!({"name": "another"}));
+            assert_eq!(server.send(call).await.status, if at < 20 { 201 } else { 409 });
+        }
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn an_administrator_removes_an_empty_set_of_a_revoked_token() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let (token, set) = author(&place, &server, "gone", &["shop"]).await;
+    place.token(&["revoke", token.split('_').nth(1).unwrap()]).await.unwrap();
+    let list = server.json("/v1/change-sets").await;
+    assert_eq!(list["change_sets"].as_array().unwrap().len(), 1, "{list}");
+    assert_eq!(server.send(Call::new("DELETE", &set)).await.status, 204);
     server.stop().await;
 }

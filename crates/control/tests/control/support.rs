@@ -7,6 +7,9 @@ pub(crate) mod cluster;
 #[allow(dead_code)]
 #[path = "../../../../tests/it/support/faketime.rs"]
 pub(crate) mod faketime;
+#[allow(dead_code)] // of the tests of approvals, change sets and tokens only
+#[path = "support/people.rs"]
+pub(crate) mod people;
 #[allow(dead_code)]
 #[path = "../../../../tests/it/support/ports.rs"]
 mod ports;
@@ -217,9 +220,9 @@ impl Server {
         self.send(if body.is_null() { call } else { call.json(body) }).await
     }
 
-    /// Sends a request with the first token, unless it has an `authorization` of its own.
+    /// Sends a request with the first token, unless it has a token or a session of its own.
     pub(crate) async fn send(&self, call: Call<'_>) -> Answer {
-        let call = match call.headers.contains("authorization:") {
+        let call = match ["authorization:", "cookie:"].iter().any(|it| call.headers.contains(it)) {
             true => call,
             false => call.header("authorization", &format!("Bearer {}", self.token)),
         };

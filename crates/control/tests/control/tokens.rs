@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::support::{Call, Place, Server, places, rule};
+use super::support::people::{Person, sign_in};
+use super::support::{Answer, Call, Place, Server, places, rule};
 
 /// Runs `ratelease-control token …` on the database of a place.
 pub(crate) async fn token(place: &Place, args: &[&str]) -> Result<String, String> {
@@ -366,4 +367,62 @@ async fn nobody_but_an_administrator_makes_tokens_and_faults_are_told_together()
         (422, ["domains", "name", "days"].map(String::from).to_vec())
     );
     server.stop().await;
+}
+
+#[tokio::test]
+async fn a_revocation_ends_all_tokens_that_it_had_the_api_make() {
+    for place in places().await {
+        let server = place.serve_with(|it| it.sign_in = Some(sign_in())).await;
+        let ann = Person::sign_in(&place, "Ann", "users/0123456789ab", "admin").await;
+        let body = json!({"name": "x", "access": "admin"});
+        let made = |it: Answer| {
+            assert_eq!(it.status, 201, "{it:?}");
+            let made = it.json();
+            ["id", "token"].map(|field| made[field].as_str().unwrap().to_owned())
+        };
+        let by = async |token: &str| {
+            made(server.send(Call::new("POST", "/v1/tokens").token(token).json(&body)).await)
+        };
+        let by_ann = async || made(server.send(ann.call("POST", "/v1/tokens").json(&body)).await);
+        let [first, second] = [by_ann().await, by_ann().await];
+        let third = by(&first[1]).await;
+        let fourth = by(&third[1]).await;
+        let state = async |token: &str| {
+            server.send(Call::new("GET", "/v1/token").token(token)).await.status
+        };
+        for token in [&first, &second, &third, &fourth] {
+            assert_eq!(state(&token[1]).await, 200);
+        }
+        // A token ends those that it made, and theirs, and no other one of the person.
+        let revoke = async |id: &str| {
+            server.send(Call::new("DELETE", &format!("/v1/tokens/{id}"))).await.status
+        };
+        assert_eq!(revoke(&first[0]).await, 204);
+        for (token, expected) in [(&first, 401), (&second, 200), (&third, 401), (&fourth, 401)] {
+            assert_eq!(state(&token[1]).await, expected);
+        }
+        let listed = server.json("/v1/tokens").await;
+        let mut others = [&*third[0], &*fourth[0]];
+        for item in listed["tokens"].as_array().unwrap() {
+            let is_ended = [&first[0], &third[0], &fourth[0]].iter().any(|it| item["id"] == ***it);
+            assert_eq!(item["is_valid"], !is_ended, "{item}");
+        }
+        others.sort_unstable();
+        let action = &server.json("/v1/audit?limit=1").await["actions"][0];
+        let expected = format!("{}, and what it had made: {}", first[0], others.join(", "));
+        assert_eq!(
+            (&action["action"], &action["subject"]),
+            (&json!("token.revoke"), &json!(expected))
+        );
+        assert_eq!(revoke(&ann.id).await, 204);
+        assert_eq!(state(&second[1]).await, 401);
+        assert_eq!(server.send(ann.call("GET", "/v1/token")).await.status, 401);
+        assert_eq!(state(&server.token).await, 200);
+        // The command line too.
+        let one = by(&server.token).await;
+        let admin = server.token.split('_').nth(1).unwrap().to_owned();
+        token(&place, &["revoke", &admin]).await.unwrap();
+        assert_eq!(state(&one[1]).await, 401);
+        server.stop().await;
+    }
 }

@@ -91,7 +91,9 @@ async fn a_database_of_release_0_2_is_upgraded_and_loses_nothing() {
         let before = rows(&pool).await;
         assert_eq!(before.len(), 30, "{before:#?}");
         ratelease_control::Store::open(&place.database()).await.unwrap().close().await;
-        assert_eq!(rows(&pool).await, before);
+        // An answer belongs to a token, and no longer to a name.
+        let of = |it: &String| it.replace("answers: admin/fffdbc4ee6c0", "answers: fffdbc4ee6c0");
+        assert_eq!(rows(&pool).await, before.iter().map(of).collect::<Vec<_>>());
         pool.close().await;
         let server = place.serve().await;
         let rules = server.json("/v1/rules").await;
