@@ -194,13 +194,14 @@ impl Provider {
         pending: &Pending,
         callback: &Callback,
     ) -> Result<(Person, Rights), SignInError> {
-        let _permit = self.permits.try_acquire().map_err(|_| SignInError::Busy)?;
         let refused = |why: &str| SignInError::Refused(why.to_owned());
+        // Any page can send a browser here: that costs nothing, and takes no place.
         if callback.state.as_deref() != Some(&pending.state) {
             return Err(refused(
                 "this sign-in was not begun in this browser, or was ended already",
             ));
         }
+        let _permit = self.permits.try_acquire().map_err(|_| SignInError::Busy)?;
         let metadata = self.metadata().await?;
         let is_needed = metadata.authorization_response_iss_parameter_supported;
         match &callback.iss {

@@ -8,6 +8,7 @@ use super::look::is_readable;
 use super::{HEADING, STATE, WIDE, click, contains, go, put, rule, text_of};
 use crate::support::chromium::{Browser, View};
 use crate::support::control::Control;
+use crate::support::http;
 use crate::support::oidc::{PASSWORD, Provider};
 use crate::support::ports::free_port;
 
@@ -168,7 +169,14 @@ async fn who_has_no_role_and_who_was_not_asked_are_told_so() {
     browser.open(&scene.page, View { scheme: "light", width: WIDE }).await;
     browser.until(ASKS, &true.into()).await;
     is_readable(&mut browser, "sign in").await;
+    // However many there are of these, others sign in, although all have one address.
+    for _ in 0..100 {
+        let forged = "/v1/sign-in/callback?code=x&state=y";
+        let answer = http::get(scene.control.http, forged).await.unwrap();
+        assert_eq!(answer.status, 403);
+    }
     browser.close().await;
+    scene.signed_in("ada", "Ada Lovelace <b>: admin").await.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

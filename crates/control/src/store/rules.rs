@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use jiff::Timestamp;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use sqlx::any::AnyRow;
@@ -420,18 +421,34 @@ const AUTHORS_MAX: usize = 16;
 /// Attempts to read a draft that does not change meanwhile.
 const ATTEMPTS_MAX: usize = 5;
 
+/// The largest draft that a list compares with the published rules at once: that takes some 10 ms.
+const COMPARED_RULES_MAX: i64 = 1000;
+
+/// A larger one is compared so long after its last change.
+const COMPARED_AFTER_MILLIS: i64 = 2000;
+
 // === impl Store ===
 
 impl Store {
-    /// All domains, by name.
+    /// All domains, by name. A large draft counts as changed while it changes.
     ///
     /// # Errors
     /// Fails if the database is not available.
     pub async fn domains(&self) -> StoreResult<Vec<DraftDomain>> {
         let rows = domain_rows(&self.pool, "", Vec::new()).await?;
         let mut domains = Vec::with_capacity(rows.len());
+        let now = Timestamp::now().as_millisecond();
         for (domain, state) in rows {
-            let is_changed = self.is_changed(&domain.name, &state).await?;
+            let is_changed = match self.compared.is_changed(&domain.name, &state) {
+                Some(known) => known,
+                None if state.hash.is_none() => domain.rules > 0,
+                None if domain.is_at_work(now) => true,
+                None => match self.is_changed(&domain.name, &state).await {
+                    // Others change it all the time.
+                    Err(StoreError::Moved(_)) => true,
+                    compared => compared?,
+                },
+            };
             domains.push(domain.with_state(is_changed));
         }
         // Databases order texts by the rules of a language, or by their bytes.
@@ -513,6 +530,13 @@ async fn domain_rows<'e>(
 // === impl DraftDomain ===
 
 impl DraftDomain {
+    /// Whether the draft is large and changed a moment ago: a comparison would be out of date soon,
+    /// and lists of other tenants would wait for it after each change.
+    fn is_at_work(&self, now: i64) -> bool {
+        let age = now.saturating_sub(self.changed_at.unwrap_or_default());
+        self.rules > COMPARED_RULES_MAX && age < COMPARED_AFTER_MILLIS
+    }
+
     /// Reads the columns after the state.
     fn read(row: &AnyRow, state: &DraftState) -> StoreResult<Self> {
         let owner: String = row.try_get(8)?;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::support::{Call, Place, Server, hourly, places, rule};
+use super::support::{Call, Place, Server, hourly, now, places, rule};
 use super::tokens::token;
 
 /// A domain in the list of `/v1/domains`.
@@ -213,6 +213,61 @@ async fn those_who_changed_a_draft_since_it_was_published_are_named() {
         assert!(published.get("changed_at").is_none(), "{published}");
         change(&server, &cart, 6).await;
         assert_eq!(domain(&server, "shop").await["changed_by"], json!([cart["updated_by"]]));
+        server.stop().await;
+    }
+}
+
+/// Keys without settings for a rule file: they have no number of their own.
+fn keys(count: usize) -> String {
+    (0..count).map(|at| format!("- key: k{at:05}\n")).collect()
+}
+
+/// A rule file with one limit.
+fn limited(domain: &str, requests: u32) -> String {
+    let limit = format!("{{unit: hour, requests_per_unit: {requests}}}");
+    format!("domain: {domain}\ndescriptors:\n- {{key: a, rate_limit: {limit}}}\n")
+}
+
+#[tokio::test]
+async fn a_large_draft_that_changes_all_the_time_keeps_no_other_tenant_waiting() {
+    for place in places().await {
+        let server = place.serve().await;
+        let of = async |domain: &str| {
+            let create = ["create", "--name", domain, "--access", "write", "--domains", domain];
+            token(&place, &create).await.unwrap()
+        };
+        let (evil, shop) = (of("evil").await, of("shop").await);
+        server.import(&limited("evil", 1)).await;
+        server.import(&limited("shop", 1)).await;
+        server.publish().await;
+        server.import(&(limited("evil", 1) + &keys(20_000))).await;
+        let flips = async {
+            for at in 0_u64.. {
+                let rule = json!({"domain": "evil", "entries": [{"key": format!("z{at}")}]});
+                let added = server.send(Call::new("POST", "/v1/rules").token(&evil).json(&rule));
+                let path = format!("/v1/rules/{}", added.await.json()["id"].as_str().unwrap());
+                let call = Call::new("DELETE", &path).token(&evil).header("if-match", "*");
+                assert_eq!(server.send(call).await.status, 204);
+            }
+        };
+        let calls = async {
+            for at in 0..12 {
+                let call = Call::new("GET", "/v1/domains").token(&shop);
+                let began = now();
+                let answer = server.send(call).await;
+                assert_eq!(answer.status, 200, "{answer:?}");
+                assert!(!answer.text.contains("evil"), "{answer:?}");
+                eprintln!("a list took {:?}", began.elapsed());
+                server.import(&limited("shop", 2 + at)).await;
+                let call = Call::new("POST", "/v1/publish").token(&shop);
+                let answer = server.send(call.json(&json!({"domains": ["shop"]}))).await;
+                assert_eq!(answer.status, 200, "{answer:?}");
+            }
+        };
+        tokio::select! {
+            () = flips => unreachable!(),
+            () = calls => {}
+        }
         server.stop().await;
     }
 }
