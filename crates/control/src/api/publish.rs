@@ -881,7 +881,14 @@ fn take_publication(
 ) -> Result<(), Problem> {
     let changed =
         texts.iter().filter(|it| hash_of(published.get(&it.domain)) != it.hash().as_deref());
-    let bytes = changed.map(bytes_of).sum();
+    take_version(app, callers, changed.map(bytes_of).sum())
+}
+
+/// Counts a version that changes texts of so many bytes towards what these callers publish.
+///
+/// # Errors
+/// A problem of status 429 if it is one too many.
+pub fn take_version(app: &App, callers: &[Caller], bytes: usize) -> Result<(), Problem> {
     let tokens = callers.iter().filter(|it| !it.id.is_empty() && !it.has(Access::Admin));
     for token in tokens {
         app.rates.take_version(&token.id, bytes).map_err(too_many_versions)?;

@@ -24,7 +24,7 @@ use super::call::{
 };
 use super::publish::{
     ATTEMPTS_MAX, Approved, Checked, Selection, approve_end, approve_rollout, check_drafts,
-    compile_all, hide_reason, published, refuse_rolled_out,
+    compile_all, hide_reason, published, refuse_rolled_out, take_version,
 };
 use super::rollout_terms::{OpenStage, PodsInput, RolloutTerms, StepInput, Terms, duration};
 use crate::auth::Caller;
@@ -207,10 +207,10 @@ async fn advance(
             let rows = app.store.connected_pods(Some(&rollout.names())).await?;
             pass_gate(&rollout, &rows, &app.store.hits(rollout.last().version).await?)?;
         }
-        if let Some(approved) = approved?
-            && !approved.is_current(&mut write).await?
-        {
-            continue;
+        match approved? {
+            Some(approved) if !approved.is_current(&mut write).await? => continue,
+            Some(_) => {} // was counted as a publication
+            None => take_version(&app, from_ref(&call.caller), 0)?,
         }
         write.take_step(&rollout, number, &pods).await?;
         let taken = note_step(&mut write, rollout.id).await?;
@@ -315,6 +315,8 @@ async fn abort(
         taken(&rollout)
     } else {
         need_open(&rollout, usize::MAX)?;
+        // One can always stop: this version is counted, and not refused.
+        let _ = take_version(&app, from_ref(&call.caller), 0);
         write.end_rollout(&rollout, Stage::Aborted).await?;
         note_step(&mut write, rollout.id).await?
     };

@@ -96,6 +96,32 @@ async fn a_token_that_publishes_too_often_waits_and_others_do_not() {
 }
 
 #[tokio::test]
+async fn steps_of_rollouts_are_versions_that_a_token_publishes() {
+    let place = Place::sqlite();
+    let few =
+        RateSettings { token_versions: NonZeroU32::new(3).unwrap(), ..RateSettings::default() };
+    let server = place.serve_with(|settings| settings.rates = few).await;
+    let create = ["create", "--name", "shop", "--access", "write", "--domains", "shop"];
+    let shop = token(&place, &create).await.unwrap();
+    server.add(&rule("shop", "user", "", 5)).await;
+    server.publish().await;
+    server.add(&rule("shop", "user", "x", 5)).await;
+    let steps: Vec<_> = (1..20).map(|at| json!({"percent": 5 * at})).collect();
+    let send = async |path: &str, body: Value| {
+        server.send(Call::new("POST", path).token(&shop).json(&body)).await
+    };
+    assert_eq!(send("/v1/rollouts", json!({"steps": steps})).await.status, 201);
+    for status in [200, 200, 429] {
+        let taken = send("/v1/rollouts/1/advance", json!({"force": true})).await;
+        assert_eq!(taken.status, status, "{taken:?}");
+    }
+    let stopped = send("/v1/rollouts/1/abort", Value::Null).await;
+    assert_eq!(stopped.status, 200, "one can always stop: {stopped:?}");
+    assert_eq!(send("/v1/rollouts", json!({"steps": steps})).await.status, 429);
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn an_address_that_guesses_tokens_is_refused_and_those_who_have_one_are_not() {
     for place in places().await {
         let server = place.serve_with(|settings| settings.rates = rates(6000, 3)).await;
