@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 use super::rollout::take_terms;
 use super::status::Status;
 use crate::api::{Terms, check_new_domain};
-use crate::document::{ReadFaults, compile, read_within, without_file};
+use crate::document::{ReadFaults, compile, read, without_file};
 use crate::store::PublishedText;
 
 /// Maximum number of faults that a status shows, and the bytes of a place and of a message.
@@ -266,7 +266,7 @@ fn lines(spec: &Value) -> Vec<u8> {
 /// The rules of a spec, which is a rule file in JSON.
 fn rules(spec: &Value, memory: usize) -> Result<Rules, Faults> {
     let source = Source { name: "spec".to_owned(), text: lines(spec) };
-    let mut documents = read_within(&[source], memory).map_err(|faults| placed(spec, faults))?;
+    let mut documents = read(&[source]).map_err(|faults| placed(spec, faults))?;
     let texts = compile(&documents, memory).map_err(|findings| {
         Faults::new(
             findings.len(),
@@ -455,7 +455,7 @@ mod tests {
         ]});
         let found = rules(&spec, usize::MAX).unwrap();
         let file = Source { name: "file".to_owned(), text: found.text.clone().into_bytes() };
-        let documents = crate::document::read(&[file]).unwrap();
+        let documents = read(&[file]).unwrap();
         assert_eq!((documents[0].records.len(), found.count), (2, 2));
         let values: Vec<_> =
             documents[0].records.iter().map(|it| it.entries[0].value.as_deref()).collect();
