@@ -30,9 +30,9 @@ mod route;
 mod team;
 
 use std::collections::BTreeMap;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -114,6 +114,7 @@ impl Scale {
 
 impl Scene {
     async fn set_up(scale: Scale, rng: &mut Rng) -> Self {
+        LazyLock::force(&RATELEASE);
         let place = Place::postgres().await;
         let replicas = Arc::new(Replicas::start(&place, scale.replicas));
         let token = std::fs::read_to_string(place.token_file()).unwrap();
@@ -251,11 +252,12 @@ fn numbers(versions: &Value) -> Vec<i64> {
     all.iter().map(|it| it["version"].as_i64().expect("a number")).collect()
 }
 
-/// The program `ratelease`, which lies beside the control plane's, after a build.
-fn ratelease() -> std::path::PathBuf {
-    if let Some(path) = std::env::var_os("RATELEASE_BIN") {
-        return path.into();
-    }
+/// The program `ratelease`, which lies beside the control plane's. It is built once, before anything is
+/// restarted: nothing is carried meanwhile.
+static RATELEASE: LazyLock<PathBuf> =
+    LazyLock::new(|| std::env::var_os("RATELEASE_BIN").map_or_else(built_ratelease, PathBuf::from));
+
+fn built_ratelease() -> PathBuf {
     let control = Path::new(env!("CARGO_BIN_EXE_ratelease-control"));
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let profile = match control.parent().and_then(Path::file_name) {

@@ -67,7 +67,7 @@ impl Drop for Pod {
 }
 
 fn spawn(name: &str, route: &Route, debug: SocketAddr) -> Child {
-    let mut command = Command::new(crate::ratelease());
+    let mut command = Command::new(&*crate::RATELEASE);
     command.arg("serve").env_clear().stdout(Stdio::null()).stderr(Stdio::null());
     for port in ["PORT", "GRPC_PORT"] {
         command.env(port, free_port().to_string());
