@@ -155,7 +155,8 @@ impl Write {
 
     /// Refuses to publish the text of a draft that lacks approvals, unless an administrator has
     /// this write do without, which the audit log then has. A text that the domain had before the
-    /// present one needs none if this is a roll back: one person may undo the last change alone.
+    /// present one needs none if this is a roll back: one person may undo the last change alone, and
+    /// not undo that again.
     ///
     /// # Errors
     /// [`StoreError::NotApproved`] if it lacks approvals.
@@ -172,7 +173,7 @@ impl Write {
         if needed == 0 || hash == present {
             return Ok(());
         }
-        if is_roll_back && self.former_text(domain).await? == hash {
+        if is_roll_back && self.is_last_undone(domain, &present, &hash).await? {
             return Ok(());
         }
         let query = bound(GIVEN, vec![Cell::Text(domain.clone()), Cell::Int(text.changed)]);
@@ -188,13 +189,21 @@ impl Write {
         self.note_action("approval.skip", &format!("{domain}: {given} of {needed}")).await
     }
 
-    /// The hash of the text that a domain had before the present one; `None` if it had none.
-    async fn former_text(&mut self, domain: &str) -> StoreResult<Option<String>> {
+    /// Whether a text, by its hash, undoes the last change of a domain, and that has undone none.
+    async fn is_last_undone(
+        &mut self,
+        domain: &str,
+        present: &Option<String>,
+        hash: &Option<String>,
+    ) -> StoreResult<bool> {
         let sql = "SELECT hash FROM version_domains WHERE domain = $1 \
-                   ORDER BY version DESC LIMIT 1 OFFSET 1";
+                   ORDER BY version DESC LIMIT 2 OFFSET 1";
         let query = sqlx::query_as(sql).bind(domain.to_owned());
-        let row: Option<(Option<String>,)> = query.fetch_optional(&mut *self.tx).await?;
-        Ok(row.and_then(|(hash,)| hash))
+        let rows: Vec<(Option<String>,)> = query.fetch_all(&mut *self.tx).await?;
+        let mut former = rows.into_iter().map(|(hash,)| hash);
+        // A domain without a former version had no rules.
+        let is_former = former.next().unwrap_or_default() == *hash;
+        Ok(is_former && former.next().is_none_or(|it| it != *present))
     }
 }
 

@@ -126,6 +126,8 @@ async fn one_person_undoes_the_last_change_alone_and_no_older_one() {
         assert_eq!(kind(&older), "not-approved", "{older:?}");
         let last = back(2).await;
         assert_eq!(last.json()["version"], 4, "{last:?}");
+        let undone_again = back(3).await;
+        assert_eq!(kind(&undone_again), "not-approved", "{undone_again:?}");
         let older = back(1).await;
         assert_eq!(kind(&older), "not-approved", "{older:?}");
         server.stop().await;
