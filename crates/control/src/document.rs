@@ -261,14 +261,21 @@ pub fn read(sources: &[Source]) -> Result<Vec<Document>, ReadFaults> {
 /// As [`read`], and the first file whose rules need more.
 pub fn read_within(sources: &[Source], memory: usize) -> Result<Vec<Document>, ReadFaults> {
     for source in sources {
-        let loaded = load_within(&[source], Options::default(), memory);
-        if loaded.is_err_and(|faults| faults.exceeds_memory()) {
-            let message = format!(
-                "a pod needs more than {} of memory for its rules, which is all that it has by \
-                 --pod-memory. Remove rules, or give pods more memory",
-                mib(memory)
-            );
-            return Err(ReadFaults::Document(source.name.clone(), message));
+        match load_within(&[source], Options::default(), memory) {
+            Err(faults) if faults.exceeds_memory() => {
+                let message = format!(
+                    "a pod needs more than {} of memory for its rules, which is all that it has \
+                     by --pod-memory. Remove rules, or give pods more memory",
+                    mib(memory)
+                );
+                return Err(ReadFaults::Document(source.name.clone(), message));
+            }
+            // Several files are compiled together too, which finds all their faults.
+            loaded if sources.len() == 1 => {
+                loaded.map_err(ReadFaults::Compiler)?;
+                return Ok(vec![read_one(source)?]);
+            }
+            _ => {}
         }
     }
     read(sources)

@@ -17,8 +17,8 @@ pub struct MemoryUse {
     pub held: usize,
 }
 
-/// What a load calls again and again while it works, so that its caller can rest in there. By
-/// default nothing is called.
+/// A function that a load calls again and again while it works, so that its caller can rest. By
+/// default there is none.
 #[derive(Clone, Default)]
 pub struct Pace(Option<Rc<dyn Fn()>>);
 

@@ -61,7 +61,7 @@ fn cpu_quota_in(groups: &str, read: ReadFile<'_>) -> Option<f64> {
     limits(groups, "cpu", cores).into_iter().min_by(f64::total_cmp)
 }
 
-/// What the groups that this process is in have, by the lines of `/proc/self/cgroup`: its own group
+/// The limits of the groups that this process is in, by the lines of `/proc/self/cgroup`: its own group
 /// and all above it. Of a group that lies elsewhere, as in a container, the root is that of the
 /// container.
 fn limits<T>(

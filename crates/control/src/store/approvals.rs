@@ -4,8 +4,8 @@
 //! the draft it counts no more.
 
 use serde::Serialize;
-use sqlx::Row;
 use sqlx::any::AnyRow;
+use sqlx::{AnyConnection, Row};
 use utoipa::ToSchema;
 
 use super::write::{Cell, Identity, Writer, bound};
@@ -75,14 +75,7 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn approvals(&self, domain: &str) -> StoreResult<Option<DraftApprovals>> {
-        let query = bound(HEAD, vec![Cell::Text(domain.to_owned())]);
-        let Some(row) = query.fetch_optional(&self.pool).await? else { return Ok(None) };
-        let mut found = DraftApprovals::read(&row)?;
-        let query = bound(AUTHORS, vec![Cell::Text(domain.to_owned())]);
-        found.authors = authors(&query.fetch_all(&self.pool).await?)?;
-        let cells = vec![Cell::Text(domain.to_owned()), Cell::Int(found.changed)];
-        found.given = given(&bound(GIVEN, cells).fetch_all(&self.pool).await?)?;
-        Ok(Some(found))
+        DraftApprovals::of(&mut *self.pool.acquire().await?, domain).await
     }
 }
 
@@ -116,14 +109,7 @@ impl Write {
 
     /// The approvals of the draft of a domain; `None` if there is no such domain.
     pub async fn approvals(&mut self, domain: &str) -> StoreResult<Option<DraftApprovals>> {
-        let query = bound(HEAD, vec![Cell::Text(domain.to_owned())]);
-        let Some(row) = query.fetch_optional(&mut *self.tx).await? else { return Ok(None) };
-        let mut found = DraftApprovals::read(&row)?;
-        let query = bound(AUTHORS, vec![Cell::Text(domain.to_owned())]);
-        found.authors = authors(&query.fetch_all(&mut *self.tx).await?)?;
-        let cells = vec![Cell::Text(domain.to_owned()), Cell::Int(found.changed)];
-        found.given = given(&bound(GIVEN, cells).fetch_all(&mut *self.tx).await?)?;
-        Ok(Some(found))
+        DraftApprovals::of(&mut self.tx, domain).await
     }
 
     /// Has drafts of a domain need so many approvals. Makes the domain if there is none.
@@ -210,6 +196,18 @@ impl Write {
 // === impl DraftApprovals ===
 
 impl DraftApprovals {
+    /// Reads the approvals of a domain's draft; `None` if there is no such domain.
+    async fn of(connection: &mut AnyConnection, domain: &str) -> StoreResult<Option<Self>> {
+        let query = bound(HEAD, vec![Cell::Text(domain.to_owned())]);
+        let Some(row) = query.fetch_optional(&mut *connection).await? else { return Ok(None) };
+        let mut found = Self::read(&row)?;
+        let query = bound(AUTHORS, vec![Cell::Text(domain.to_owned())]);
+        found.authors = authors(&query.fetch_all(&mut *connection).await?)?;
+        let cells = vec![Cell::Text(domain.to_owned()), Cell::Int(found.changed)];
+        found.given = given(&bound(GIVEN, cells).fetch_all(connection).await?)?;
+        Ok(Some(found))
+    }
+
     fn read(row: &AnyRow) -> StoreResult<Self> {
         let (needed, changed) = (row.try_get(0)?, row.try_get(1)?);
         Ok(Self { needed, changed, owner: row.try_get(2)?, ..Self::default() })

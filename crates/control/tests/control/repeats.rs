@@ -10,7 +10,7 @@ use super::support::{Answer, Call, Place, Server, hourly, places, rule};
 /// Routes that take a body and write nothing.
 const READS: [&str; 2] = ["POST /v1/check", "POST /v1/replay"];
 
-/// Those whose repeat has another answer: a token is shown once (a test of `tokens`), and a session
+/// Writes whose repeat has another answer: a token is shown once (a test of `tokens`), and a session
 /// that has ended does not end again.
 const ONCE: [&str; 2] = ["POST /v1/tokens", "POST /v1/sign-out"];
 
@@ -45,7 +45,7 @@ impl Made<'_> {
         self.first_of((route, any.then_some("*")), id, query, body).await
     }
 
-    /// The same of what has this entity tag.
+    /// Makes a write for the first time, of the draft with this entity tag.
     async fn first_of(
         &mut self,
         (route, etag): (&'static str, Option<&str>),
@@ -84,7 +84,7 @@ impl Made<'_> {
         self.first("DELETE /v1/change-sets/{id}", &other, "", Value::Null).await;
     }
 
-    /// A draft of somebody else, which is approved.
+    /// The draft of another person, which is approved.
     async fn approvals(&mut self, place: &Place) {
         let writer = place.token(&["create", "--name", "eve", "--access", "write"]).await.unwrap();
         let call = Call::new("POST", "/v1/rules").token(&writer);

@@ -8,9 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
 use ratelease_cli::settings::{Reading, RulesSource};
-use ratelease_rules::{
-    self as rules, Endings, Faults, Found, LoadBounds, Loaded, Options, Pace, Source,
-};
+use ratelease_rules::{self as rules, Endings, Faults, Found, Loaded, Options, Pace, Source};
 use tracing::warn;
 
 use crate::rule_source::memory::MemoryLeft;
@@ -76,8 +74,7 @@ impl Directory {
 
     fn load_at(&self, pace: &Pace, sources: &[Arc<Source>]) -> Result<Loaded, Faults> {
         let options = &self.settings.reading.options;
-        let bounds = |memory| LoadBounds { memory, pace: pace.clone() };
-        self.memory.load(|memory| rules::load_within(sources, options.clone(), bounds(memory)))
+        self.memory.load(pace, |bounds| rules::load_within(sources, options.clone(), bounds))
     }
 
     /// Loads the files, and the given rules of domains that no file has: the others must not keep a
@@ -147,7 +144,7 @@ impl Load for Directory {
         if files == 0 && self.had_rules && self.settings.reading.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
-        // Whoever gives rules waits for what is under way.
+        // A caller that gives rules waits for the load that is under way.
         let full = Pace::default();
         let pace = if self.beside.is_some() { &full } else { pace };
         let loaded = match self.load_at(pace, sources) {
@@ -268,7 +265,8 @@ pub enum GivenOutcome {
 /// All faults.
 pub fn check(name: &str, text: &str, options: &Options) -> Result<Loaded, Faults> {
     let source = [Source { name: name.to_owned(), text: text.as_bytes().to_vec() }];
-    MemoryLeft::of_process().load(|memory| rules::load_within(&source, options.clone(), memory))
+    let load = |bounds| rules::load_within(&source, options.clone(), bounds);
+    MemoryLeft::of_process().load(&Pace::default(), load)
 }
 
 // === impl GivenRules ===

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
-use ratelease_rules::{Faults, Loaded};
+use ratelease_rules::{Faults, LoadBounds, Loaded, Pace};
 use ratelease_xds::memory_left;
 
 use crate::control_group::memory_limit;
@@ -48,19 +48,21 @@ impl MemoryLeft {
         (self.0)()
     }
 
-    /// Has `load` compile rules within the memory that is left. Blocks for a moment if that is not
-    /// enough.
+    /// Has `load` compile rules at this pace, within the memory that is left. Blocks for a moment if
+    /// that is not enough.
     ///
     /// # Errors
     /// All faults, or that there is not enough memory.
     pub fn load(
         &self,
-        mut load: impl FnMut(usize) -> Result<Loaded, Faults>,
+        pace: &Pace,
+        mut load: impl FnMut(LoadBounds) -> Result<Loaded, Faults>,
     ) -> Result<Loaded, Faults> {
-        match load(self.bytes()) {
+        let mut load = || load(LoadBounds { memory: self.bytes(), pace: pace.clone() });
+        match load() {
             Err(faults) if faults.exceeds_memory() => {
                 sleep(FREE_MAX);
-                load(self.bytes())
+                load()
             }
             loaded => loaded,
         }

@@ -267,7 +267,7 @@ impl<L: Load> Watch<L> {
             if !self.load.has_given() {
                 self.wait_for_rest();
             }
-            // What a start needs is at full pace, and not counted.
+            // A start goes at full pace, and is not counted.
             let has_rules = self.in_force.is_some();
             let work = self.rest.begin(&self.is_stopping);
             let is_paced = has_rules && !self.load.has_given();

@@ -1,4 +1,4 @@
-//! How much of a pod's time compiling takes, whoever changes rules again and again.
+//! How much of a pod's time compiling takes, however often rules change.
 //!
 //! ```text
 //! no quota: ██████████··········································  rests after it, nine times as long
@@ -19,7 +19,7 @@ use ratelease_rules::Pace;
 
 use crate::control_group::cpu_quota;
 
-/// Of so many parts of the time, compiling takes one: a change follows another one no sooner than
+/// Compiling takes one of so many parts of the time: a change follows another one no sooner than
 /// after nine times as long as that took.
 pub(super) const PARTS: u32 = 10;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use parking_lot::Mutex;
-use ratelease_rules::{Faults, LoadBounds, Options, Pace, Parts, Source};
+use ratelease_rules::{Faults, Options, Pace, Parts, Source};
 use ratelease_xds::config::path_of;
 use tokio::sync::oneshot;
 
@@ -112,8 +112,7 @@ impl Load for Pushed {
 
     fn compile(&mut self, sources: &[Arc<Source>], pace: &Pace) -> Result<Compiled, Vec<String>> {
         let (parts, options) = (&mut self.parts, &self.options);
-        let bounds = |memory| LoadBounds { memory, pace: pace.clone() };
-        let loaded = self.memory.load(|memory| parts.load(sources, options, bounds(memory)));
+        let loaded = self.memory.load(pace, |bounds| parts.load(sources, options, bounds));
         self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
         match loaded {
             Ok(loaded) => {
