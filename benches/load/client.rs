@@ -485,14 +485,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Socket for S {}
 /// polled.
 pub(crate) type Link = (SendRequest<Bytes>, Connection<Box<dyn Socket>, Bytes>);
 
-/// Returns the `:authority` for requests to `target`.
-pub(crate) fn authority(target: &Target) -> &str {
-    match target {
-        Target::Tcp(address) => address,
-        Target::Unix(_) => "localhost",
-    }
-}
-
 /// Connects to `target`, with TLS if there is a configuration, and sends the HTTP/2 preface.
 /// Success does not mean that the server speaks HTTP/2.
 pub(crate) async fn connect(target: &Target, tls: Option<&Arc<ClientConfig>>) -> io::Result<Link> {

@@ -9,8 +9,6 @@ use http::{HeaderValue, Method, Request, Uri, Version, header};
 use prost::Message;
 use ratelease_cli::client::Target;
 
-use super::client::authority;
-
 const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// Maximum bytes of all requests of a run.
@@ -53,6 +51,14 @@ pub(crate) fn head(target: &Target) -> Result<Request<()>, String> {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     headers.insert(header::USER_AGENT, HeaderValue::from_static("ratelease-bench"));
     Ok(head)
+}
+
+/// Returns the `:authority` for requests to `target`.
+fn authority(target: &Target) -> &str {
+    match target {
+        Target::Tcp(address) => address,
+        Target::Unix(_) => "localhost",
+    }
 }
 
 // === impl Requests ===

@@ -26,8 +26,8 @@ use ratelease_rules::{LevelMatch, Rule, RuleLocations, Rules};
 use serde_json::{Value, json};
 
 use action::{EntryPattern, Origin};
-use config::{At, Config, Site, UnknownAction};
-use finding::{Finding, Findings, Level};
+use config::{Config, Site, UnknownAction};
+use finding::{At, Finding, Findings, Level};
 
 pub const NOTES: &str = "\
 FILE is YAML or JSON with the configuration of Envoys: a bootstrap, an EnvoyFilter of Istio, or what

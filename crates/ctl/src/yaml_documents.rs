@@ -1,7 +1,9 @@
 //! Configuration files of other programs, in YAML or JSON: their documents, and the fields in them.
 
+use std::time::Duration;
+
 use ratelease_rules::yaml::{Yaml, YamlKind};
-use ratelease_rules::{Faults, Source, yaml};
+use ratelease_rules::{Faults, Source, parse_duration, yaml};
 
 /// A document of a file.
 #[derive(Debug)]
@@ -45,6 +47,11 @@ pub fn text(of: &Yaml) -> Option<&str> {
         YamlKind::Scalar(text) => Some(text),
         _ => None,
     }
+}
+
+/// A field that is a duration, as Envoy writes it.
+pub fn duration(of: &Yaml, name: &str) -> Option<Duration> {
+    field(of, name).and_then(text).and_then(parse_duration)
 }
 
 /// The items of a list; none of anything else.

@@ -19,12 +19,13 @@ use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::{self, EnvoyBuffer, ShutdownDone};
 use crate::bootstrap::BootstrapHost;
-use crate::module::{Bootstrap, Config, Filter, Flow, Module};
-use crate::stream::{Setup, Stream};
+use crate::module::{Bootstrap, Config, Filter, Module};
+use crate::stream::{Flow, Setup, Stream};
+use crate::tagged::Tagged;
 use crate::{Level, log};
 
 /// A filter with what its hooks need.
@@ -36,12 +37,8 @@ pub(crate) struct FilterCell<M: Module> {
     is_over: Cell<bool>,
 }
 
-/// A value of this module behind a pointer that may also be another module's. The tag comes first.
-#[repr(C)]
-pub(crate) struct Tagged<T> {
-    tag: usize,
-    value: T,
-}
+/// The stream of a hook.
+type HookStream<'h, M> = Stream<'h, <M as Module>::RouteConfig>;
 
 /// The extension, and Envoy's side of it.
 struct BootstrapCell<M: Module> {
@@ -49,13 +46,6 @@ struct BootstrapCell<M: Module> {
     /// Lives longer: Envoy frees it after `bootstrap_extension_config_destroy`.
     config: *mut c_void,
 }
-
-/// Drawn once at random: the chance that another module's memory begins with it is small.
-pub(crate) const TAG: usize = 0x9d6f_2c41_e07b_58a3;
-
-/// Its address is another one in each copy of the module in the process, which may have been built
-/// of another version: what one has made, no other may read.
-static COPY: AtomicU8 = AtomicU8::new(0);
 
 /// Numbers of `envoy_dynamic_module_type_on_http_filter_request_headers_status`. Those of bodies,
 /// trailers and responses have the same 0.
@@ -85,49 +75,9 @@ fn guard<R>(hook: &str, otherwise: R, run: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Says that this copy of the module has made a value.
-fn tag() -> usize {
-    TAG ^ (&raw const COPY).addr()
-}
-
-// === impl Tagged ===
-
-impl<T> Tagged<T> {
-    fn leak(value: T) -> *const c_void {
-        Box::into_raw(Box::new(Self { tag: tag(), value })).cast_const().cast()
-    }
-
-    /// # Safety
-    /// `at` is null, or [`Tagged::leak`] of this type has made it and it is not freed within `'a`,
-    /// or it points to eight bytes or more of another module.
-    pub(crate) unsafe fn get<'a>(at: *const c_void) -> Option<&'a T> {
-        if at.is_null() || !at.cast::<usize>().is_aligned() {
-            return None;
-        }
-        // SAFETY: aligned, and at least so long.
-        let found = unsafe { at.cast::<usize>().read() };
-        // SAFETY: the tag says that this copy of the module has made it.
-        (found == tag()).then(|| unsafe { &(*at.cast::<Self>()).value })
-    }
-
-    /// # Safety
-    /// As [`Tagged::get`], and nothing uses it after.
-    unsafe fn free(at: *const c_void) {
-        // SAFETY: the caller's promise.
-        if unsafe { Self::get(at) }.is_some() {
-            // SAFETY: made by `leak`.
-            drop(unsafe { Box::from_raw(at.cast_mut().cast::<Self>()) });
-        }
-    }
-}
-
 // === impl FilterCell ===
 
 impl<M: Module> FilterCell<M> {
-    pub(crate) fn is_over(&self) -> &Cell<bool> {
-        &self.is_over
-    }
-
     /// The filter that Envoy calls, kept for the time of a hook: Envoy may destroy it within.
     ///
     /// # Safety
@@ -150,14 +100,14 @@ impl<M: Module> FilterCell<M> {
         hook: &str,
         envoy: *mut c_void,
         filter: *const c_void,
-        visit: impl FnOnce(&<M::Config as Config>::Filter, &M::Config, Stream<'_, M>) -> R,
+        visit: impl FnOnce(&<M::Config as Config>::Filter, &M::Config, HookStream<'_, M>) -> R,
         conclude: impl FnOnce(&Self, Option<R>) -> T,
     ) -> T {
         // SAFETY: the hook's filter.
         let cell = unsafe { Self::of(filter) };
         let visited = guard(hook, None, || {
             // SAFETY: the hook's stream, which is dropped within it.
-            let stream = unsafe { Stream::new(envoy, &cell) };
+            let stream = unsafe { Stream::new(envoy, &cell.is_over) };
             // SAFETY: the configuration lives longer than its filters.
             Some(visit(&cell.filter, unsafe { &*cell.config }, stream))
         });
@@ -273,7 +223,7 @@ mod http {
         // SAFETY: the hook's pointers.
         unsafe {
             let visit =
-                |filter: &<M::Config as Config>::Filter, config: &_, stream: Stream<'_, M>| {
+                |filter: &<M::Config as Config>::Filter, config: &_, stream: HookStream<'_, M>| {
                     filter.scheduled(config, stream, event);
                 };
             FilterCell::<M>::visit(hook, envoy, filter, visit, go_on_after_panic);

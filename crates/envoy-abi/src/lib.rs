@@ -17,11 +17,12 @@ pub mod fake_host;
 pub mod hooks;
 mod module;
 mod stream;
+mod tagged;
 
 pub use bootstrap::{BootstrapHost, ConfigScheduler};
 pub use hooks::panics;
-pub use module::{Bootstrap, Config, Filter, Flow, Module};
-pub use stream::{Attribute, Counter, Headers, Metadata, Scheduler, Setup, Stream};
+pub use module::{Bootstrap, Config, Filter, FilterStream, Module};
+pub use stream::{Attribute, Counter, Flow, Headers, Metadata, Scheduler, Setup, Stream};
 
 /// How grave a line of Envoy's log is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What a module implements. All of it is safe code: `hooks` calls it, and catches its panics.
 
 use crate::bootstrap::BootstrapHost;
-use crate::stream::{Setup, Stream};
+use crate::stream::{Flow, Setup, Stream};
 
 /// A module: how its configurations are made.
 pub trait Module: Sized + 'static {
@@ -33,6 +33,9 @@ pub trait Config: Send + Sync + 'static {
     fn filter(&self) -> Self::Filter;
 }
 
+/// The stream of a filter, whose routes have the configurations of its module.
+pub type FilterStream<'h, F> = Stream<'h, <<F as Filter>::Module as Module>::RouteConfig>;
+
 /// The filter of one stream, which lives in one worker's thread.
 ///
 /// Envoy may call one hook of a stream within another, since [`Stream::resume`] and
@@ -45,14 +48,14 @@ pub trait Filter: 'static {
     fn request_headers(
         &self,
         config: &<Self::Module as Module>::Config,
-        stream: Stream<'_, Self::Module>,
+        stream: FilterStream<'_, Self>,
     ) -> Flow;
 
     /// The headers of the response are there: a server's or a local reply's.
     fn response_headers(
         &self,
         config: &<Self::Module as Module>::Config,
-        stream: Stream<'_, Self::Module>,
+        stream: FilterStream<'_, Self>,
     );
 
     /// An event has come that a [`crate::Scheduler`] has sent. If the request was stopped and
@@ -60,24 +63,12 @@ pub trait Filter: 'static {
     fn scheduled(
         &self,
         config: &<Self::Module as Module>::Config,
-        stream: Stream<'_, Self::Module>,
+        stream: FilterStream<'_, Self>,
         event: u64,
     );
 
     /// The stream is over, and nothing has been logged of it yet.
-    fn complete(&self, config: &<Self::Module as Module>::Config, stream: Stream<'_, Self::Module>);
-}
-
-/// Whether a request goes on to the next filter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flow {
-    /// It does.
-    Continue,
-    /// It has been answered.
-    Answered,
-    /// It waits until [`Stream::resume`] or [`Stream::respond`]; its body flows no further than
-    /// this filter, and no more of it is read than Envoy's limit on buffers.
-    Wait,
+    fn complete(&self, config: &<Self::Module as Module>::Config, stream: FilterStream<'_, Self>);
 }
 
 /// The extension of the bootstrap configuration. All is called in the main thread.

@@ -7,8 +7,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::abi::{self, EnvoyBuffer, EnvoyHeader, ModuleBuffer, ModuleHeader};
-use crate::hooks::{FilterCell, Tagged};
-use crate::module::{Flow, Module};
+use crate::tagged::Tagged;
 use crate::{Level, log};
 
 /// Where metadata is read from.
@@ -60,19 +59,31 @@ pub struct Setup<'h> {
     hook: PhantomData<&'h ()>,
 }
 
-/// A stream, for the time of one hook. Not `Send`: callbacks run in the stream's worker.
+/// Whether a request goes on to the next filter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    /// It does.
+    Continue,
+    /// It has been answered.
+    Answered,
+    /// It waits until [`Stream::resume`] or [`Stream::respond`]; its body flows no further than
+    /// this filter, and no more of it is read than Envoy's limit on buffers.
+    Wait,
+}
+
+/// A stream whose routes have configurations of type `R`, for the time of one hook. Not `Send`: callbacks run in the stream's worker.
 ///
 /// What it lends belongs to Envoy, and lives until the hook returns or a callback changes
 /// something: so getters borrow the stream, and all else needs it mutably. [`Stream::resume`] and
 /// [`Stream::respond`] take it, since the stream may be over when they return.
-pub struct Stream<'h, M: Module> {
+pub struct Stream<'h, R> {
     /// Envoy's filter object, which lives at least until the hook `http_filter_destroy` returns,
     /// and the hook that this was made for does not return after its memory is freed: Envoy
     /// deletes streams in a later turn of the worker.
     filter: *mut c_void,
     /// Set once the request has been resumed or answered.
     is_over: &'h Cell<bool>,
-    module: PhantomData<M>,
+    route_config: PhantomData<R>,
 }
 
 /// Wakes a stream from another thread, as long as it exists; the stream's hook
@@ -116,12 +127,12 @@ fn warn_of_foreign_route() {
 
 // === impl Stream ===
 
-impl<'h, M: Module> Stream<'h, M> {
+impl<'h, R> Stream<'h, R> {
     /// # Safety
     /// `filter` is the Envoy object that the present hook was called with, and the result is
     /// dropped within that hook.
-    pub(crate) unsafe fn new(filter: *mut c_void, cell: &'h FilterCell<M>) -> Self {
-        Self { filter, is_over: cell.is_over(), module: PhantomData }
+    pub(crate) unsafe fn new(filter: *mut c_void, is_over: &'h Cell<bool>) -> Self {
+        Self { filter, is_over, route_config: PhantomData }
     }
 
     /// The value at `index` of the headers of this name, which is in lower case; also of
@@ -275,7 +286,7 @@ impl<'h, M: Module> Stream<'h, M> {
 
     /// What the most specific of route, virtual host and routes configures. `None` as well if it
     /// is another module's, or that of another copy of this one: the first time, that is logged.
-    pub fn route_config(&self) -> Option<&M::RouteConfig> {
+    pub fn route_config(&self) -> Option<&R> {
         // SAFETY: the filter is the hook's.
         let found = unsafe { abi::get_most_specific_route_config(self.filter) };
         // SAFETY: this module has made it, or its tag is another; the stream keeps its route.

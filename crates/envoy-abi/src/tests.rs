@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::fake_host::{FakeConfig, FakeExtension, FakeRoute, FakeStream, Running, Value};
 use crate::{
-    Attribute, Bootstrap, BootstrapHost, Config, Counter, Filter, Flow, Headers, Metadata, Module,
-    Scheduler, Setup, Stream,
+    Attribute, Bootstrap, BootstrapHost, Config, Counter, Filter, FilterStream, Flow, Headers,
+    Metadata, Module, Scheduler, Setup,
 };
 
 crate::fake_host!();
@@ -93,7 +93,7 @@ impl Config for Plan {
 impl Filter for Scripted {
     type Module = Script;
 
-    fn request_headers(&self, plan: &Plan, mut stream: Stream<'_, Script>) -> Flow {
+    fn request_headers(&self, plan: &Plan, mut stream: FilterStream<'_, Self>) -> Flow {
         if let Some(counter) = plan.counter {
             stream.increment(counter);
         }
@@ -139,12 +139,12 @@ impl Filter for Scripted {
         }
     }
 
-    fn response_headers(&self, plan: &Plan, mut stream: Stream<'_, Script>) {
+    fn response_headers(&self, plan: &Plan, mut stream: FilterStream<'_, Self>) {
         assert_ne!(plan.does, b"panic in response");
         stream.set_header(Headers::Response, b"x-mine", b"1");
     }
 
-    fn scheduled(&self, plan: &Plan, stream: Stream<'_, Script>, event: u64) {
+    fn scheduled(&self, plan: &Plan, stream: FilterStream<'_, Self>, event: u64) {
         assert_ne!(plan.does, b"panic in scheduled");
         assert_eq!(event, 7);
         stream.resume();
@@ -152,7 +152,7 @@ impl Filter for Scripted {
         self.ended.set(true);
     }
 
-    fn complete(&self, plan: &Plan, _: Stream<'_, Script>) {
+    fn complete(&self, plan: &Plan, _: FilterStream<'_, Self>) {
         assert_ne!(plan.does, b"panic in complete");
     }
 }
@@ -300,7 +300,7 @@ fn what_another_module_has_made_is_no_configuration_of_a_route() {
     let (_config, running) = begin("copy");
     // As another copy of this module tags it, with a static at another address.
     let elsewhere = 0_u8;
-    let foreign = [crate::hooks::TAG ^ (&raw const elsewhere).addr(), 2, 3];
+    let foreign = [crate::tagged::TAG ^ (&raw const elsewhere).addr(), 2, 3];
     running.stream.route.set(Some((&raw const foreign).cast()));
     assert_eq!(running.request_headers(), 0);
     let last = running.stream.request.borrow()[2].1.clone();

@@ -3,7 +3,7 @@
 use envoy_types::pb::google::protobuf as pb;
 use prost::Message;
 use ratelease_engine::verdict::{Code, Status};
-use ratelease_envoy_abi::{Headers, Module, Stream};
+use ratelease_envoy_abi::{Headers, Stream};
 use ratelease_rules::request::Few;
 use ratelease_server::request::RequestError;
 use ratelease_server::service::{Answer, quoted};
@@ -40,9 +40,9 @@ pub struct Shown {
 }
 
 /// What is left to do for a request: go on with the stream, or nothing.
-pub enum Concluded<'h, M: Module> {
+pub enum Concluded<'h, R> {
     /// It passes.
-    Passes(Stream<'h, M>),
+    Passes(Stream<'h, R>),
     /// It has been answered.
     Answered,
 }
@@ -144,12 +144,12 @@ fn value(of: &Value) -> pb::Value {
 
 /// Gives `stream` what its outcome says. Headers for the response of a request that passes are
 /// added to `response`.
-pub fn conclude<'h, M: Module>(
+pub fn conclude<'h, R>(
     config: &FilterConfig,
-    mut stream: Stream<'h, M>,
+    mut stream: Stream<'h, R>,
     outcome: Result<Outcome, RequestError>,
     response: &mut Vec<(String, String)>,
-) -> Concluded<'h, M> {
+) -> Concluded<'h, R> {
     let outcome = match outcome {
         Ok(outcome) => outcome,
         Err(error) => return fail(config, stream, &error),
@@ -168,11 +168,11 @@ pub fn conclude<'h, M: Module>(
     Concluded::Passes(stream)
 }
 
-fn deny<'h, M: Module>(
+fn deny<'h, R>(
     config: &FilterConfig,
-    mut stream: Stream<'h, M>,
+    mut stream: Stream<'h, R>,
     outcome: &Outcome,
-) -> Concluded<'h, M> {
+) -> Concluded<'h, R> {
     stream.add_flag(DENIED_FLAG);
     let mut headers = outcome.headers.clone();
     let has_retry_after = headers.iter().any(|(name, _)| name == "retry-after");
@@ -195,11 +195,11 @@ const TOO_LARGE: u32 = 431;
 
 /// A request without an answer passes or is denied, by the failure mode of the filter. One that is
 /// too large to wait is denied in any case: its client chose its size, and nothing has charged it.
-fn fail<'h, M: Module>(
+fn fail<'h, R>(
     config: &FilterConfig,
-    mut stream: Stream<'h, M>,
+    mut stream: Stream<'h, R>,
     why: &RequestError,
-) -> Concluded<'h, M> {
+) -> Concluded<'h, R> {
     let Counters { error, failure_mode_allowed, .. } = config.counters;
     error.iter().for_each(|counter| stream.increment(*counter));
     let is_too_large = matches!(why, RequestError::NoRoom);
@@ -214,13 +214,13 @@ fn fail<'h, M: Module>(
 
 /// Sends a local reply. Envoy makes it one of gRPC for a request of gRPC, but of status 0, which
 /// would be success: so the header is given.
-fn answer<'h, M: Module>(
-    stream: Stream<'h, M>,
+fn answer<'h, R>(
+    stream: Stream<'h, R>,
     status: u32,
     mut headers: Vec<(String, String)>,
     grpc: &str,
     details: &str,
-) -> Concluded<'h, M> {
+) -> Concluded<'h, R> {
     if is_grpc(&stream) {
         headers.push(("grpc-status".to_owned(), grpc.to_owned()));
     }
@@ -230,7 +230,7 @@ fn answer<'h, M: Module>(
     Concluded::Answered
 }
 
-fn is_grpc<M: Module>(stream: &Stream<'_, M>) -> bool {
+fn is_grpc<R>(stream: &Stream<'_, R>) -> bool {
     let kind = stream.header(Headers::Request, b"content-type", 0);
     let rest = kind.and_then(|kind| kind.strip_prefix(b"application/grpc"));
     rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))

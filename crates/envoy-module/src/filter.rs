@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
 
-use ratelease_envoy_abi::{Attribute, Filter, Flow, Headers, Metadata, Module, Stream};
+use ratelease_envoy_abi::{Attribute, Filter, Flow, Headers, Metadata, Stream};
 use ratelease_server::request::{RequestError, Transport};
 use ratelease_server::service::{Answer, BodyReservation, Caller, Owner};
 
@@ -53,7 +53,7 @@ enum Decided {
     Later(OwnedRequest, Shown),
 }
 
-type S<'h> = Stream<'h, RateleaseModule>;
+type S<'h> = Stream<'h, Arc<RouteConfig>>;
 
 // === impl RateFilter ===
 
@@ -176,7 +176,7 @@ impl RateFilter {
         config: &FilterConfig,
         stream: S<'h>,
         outcome: Result<Outcome, RequestError>,
-    ) -> Concluded<'h, RateleaseModule> {
+    ) -> Concluded<'h, Arc<RouteConfig>> {
         let mut response = Vec::new();
         let concluded = conclude(config, stream, outcome, &mut response);
         if !response.is_empty() {
@@ -304,7 +304,7 @@ impl Engine {
 // === impl Stream ===
 
 /// A stream of Envoy as the actions read it.
-impl<M: Module> actions::Stream for Stream<'_, M> {
+impl<R> actions::Stream for Stream<'_, R> {
     fn request_header(&self, name: &str, index: usize) -> Option<&[u8]> {
         self.header(Headers::Request, name.as_bytes(), index)
     }

@@ -7,13 +7,12 @@ use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use foldhash::fast::RandomState;
 use serde_json::Map;
 
 use crate::fault::{Fault, Faults, Findings, Place, excerpt};
-use crate::fingerprint::Fingerprint;
 use crate::memory::{ARC, LoadBounds, Memory, MemoryUse, boxed, table_bytes};
 use crate::node::{self, Document, decode};
 use crate::options::{Descriptor, File, LimitOptions, RateLimit, read_file};
@@ -180,7 +179,7 @@ impl Domain {
         let Self { branch, mut rules, store, .. } = self;
         rules.sort_unstable_by(|a, b| a.path.cmp(&b.path));
         memory.shrink(&mut rules);
-        let fingerprint = Fingerprint::default();
+        let fingerprint = OnceLock::new();
         DomainRules { branch: branch.finish(memory), rules, store, fingerprint }
     }
 }

@@ -5,18 +5,11 @@
 //! of the domain. The amounts of limits are left out, since a changed amount keeps the count, and so
 //! is what only decides an answer: failure modes, leases, metadata, shadow mode.
 
-use std::sync::OnceLock;
-
 use blake3::Hasher;
 
 use crate::rule::{Allowance, Rule};
 use crate::rules::{Branch, DomainRules, Node, Rules};
 use crate::store::StoreNames;
-
-/// The part of a fingerprint that is of the domain alone, once it was asked for. Rules that do not
-/// change are shared by versions, and so is this.
-#[derive(Debug, Default)]
-pub(crate) struct Fingerprint(OnceLock<u64>);
 
 // === impl Rules ===
 
@@ -26,7 +19,7 @@ impl Rules {
     /// that may take a while.
     pub fn fingerprint(&self, domain: &str) -> Option<u64> {
         let rules = self.domain(domain)?;
-        let own = rules.fingerprint.0.get_or_init(|| of_domain(rules, self.stores()));
+        let own = rules.fingerprint.get_or_init(|| of_domain(rules, self.stores()));
         let mut hash = Hasher::new();
         hash.update(&own.to_le_bytes());
         hash.update(&[u8::from(self.has_calendar_months())]);

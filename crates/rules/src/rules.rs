@@ -1,12 +1,11 @@
 //! All rules of one version, and the lookup of the rule for a descriptor.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use memchr::memchr_iter;
 use smallvec::SmallVec;
 
-use crate::fingerprint::Fingerprint;
 use crate::limit::Limit;
 use crate::memory::Memory;
 use crate::request::{Descriptor, Entry};
@@ -37,7 +36,9 @@ pub(crate) struct DomainRules {
     pub(crate) rules: Vec<Arc<Rule>>,
     /// The store of every limit of the domain that names none, and of overrides.
     pub(crate) store: StoreId,
-    pub(crate) fingerprint: Fingerprint,
+    /// The hash of the domain's own rules, once a fingerprint was asked for. Versions share the rules
+    /// that do not change, and so the hash.
+    pub(crate) fingerprint: OnceLock<u64>,
 }
 
 /// The result of looking up one descriptor.

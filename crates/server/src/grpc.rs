@@ -16,8 +16,11 @@ mod access_log;
 mod answered_starts;
 mod call;
 mod connection;
+mod context;
 mod fallback;
+mod headers;
 mod health;
+mod reply;
 pub(crate) mod wire;
 mod write_coalescing;
 
@@ -54,6 +57,9 @@ pub use self::wire::{DecodeError, frame, read};
 /// default, and a value of any length within this size is counted: if long values were refused, a
 /// client that sends one would escape its limit wherever Envoy lets requests pass on errors.
 const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
+
+/// The path of the health check of plain HTTP/2.
+const HEALTHCHECK: &str = "/healthcheck";
 
 /// Size in bytes of the prefix of each gRPC message: a flag for compression, and the length.
 const PREFIX_BYTES: usize = 5;

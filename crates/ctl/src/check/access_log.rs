@@ -5,9 +5,9 @@ use std::time::Duration;
 use ratelease_rules::yaml::{Yaml, YamlKind};
 
 use super::action::{Origin, name_of};
-use super::config::{At, Reading, duration, grpc_cluster};
-use super::finding::Finding;
-use crate::yaml_documents::{field, items, text};
+use super::cluster::grpc_cluster;
+use super::finding::{At, Finding, Reading, own_default};
+use crate::yaml_documents::{duration, field, items, text};
 
 /// The ending of the type URL of the message.
 const GRPC_LOG: &str = "access_loggers.grpc.v3.HttpGrpcAccessLogConfig";
@@ -158,11 +158,6 @@ fn review_buffer(common: &Yaml, log: &At, reading: &Reading) -> Vec<Finding> {
         findings.push(Finding::warning(place("buffer_flush_interval"), problem, fix));
     }
     findings
-}
-
-/// A remark on a value that is not set.
-pub(super) fn own_default(is_default: bool) -> &'static str {
-    if is_default { ", Envoy's default" } else { "" }
 }
 
 /// Reports entries of ends that a filter keeps back.

@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use ratelease_rules::yaml::{Yaml, YamlKind};
 
-use super::access_log::own_default;
-use super::config::{At, Reading, duration};
-use super::finding::Finding;
-use crate::yaml_documents::{field, items, text};
+use super::finding::{At, Finding, Reading, own_default};
+use crate::yaml_documents::{duration, field, items, text};
 
 /// Fields of which a cluster has at least one, besides its name.
 const FIELDS: [&str; 4] = [
@@ -127,4 +125,9 @@ fn find<'y>(of: &'y Yaml, name: &str) -> Option<&'y Yaml> {
         YamlKind::Map(pairs) => pairs.iter().find_map(|(_, value)| find(value, name)),
         YamlKind::Null | YamlKind::Scalar(_) => None,
     }
+}
+
+/// The cluster of a message with a `grpc_service`.
+pub(super) fn grpc_cluster(of: &Yaml) -> Option<&str> {
+    field(field(field(of, "grpc_service")?, "envoy_grpc")?, "cluster_name").and_then(text)
 }

@@ -3,17 +3,17 @@
 //! same messages differently.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::time::Duration;
 
 use ratelease_rules::yaml::{Yaml, YamlKind};
-use ratelease_rules::{Faults, Place, Source, parse_duration};
+use ratelease_rules::{Faults, Source};
 
 use super::access_log::AccessLog;
 use super::action::{EntryPattern, Origin, descriptors};
-use super::cluster::Cluster;
+use super::cluster::{Cluster, grpc_cluster};
+use super::finding::{At, Reading};
 use crate::yaml_documents;
-use crate::yaml_documents::{field, items, text};
+use crate::yaml_documents::{duration, field, items, text};
 
 /// The ending of the type URL of the rate limit filter.
 const HTTP_FILTER: &str = "filters.http.ratelimit.v3.RateLimit";
@@ -44,21 +44,6 @@ const MODULE_PER_ROUTE: &str = "filters.http.dynamic_modules.v3.DynamicModuleFil
 
 /// Envoy's own time-out of a call of the rate limit filter.
 pub(super) const TIMEOUT_DEFAULT: Duration = Duration::from_millis(20);
-
-/// A place in a file.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct At {
-    pub(super) file: String,
-    pub(super) place: Place,
-}
-
-/// The document that is read.
-#[derive(Debug, Default)]
-pub(super) struct Reading {
-    file: String,
-    /// Lines of the file before the document.
-    lines_before: u32,
-}
 
 /// The configuration of all files.
 #[derive(Debug, Default)]
@@ -163,25 +148,6 @@ enum Stages {
     /// The one that each names, 0 by default.
     Named,
     All,
-}
-
-// === impl At ===
-
-impl fmt::Display for At {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, place: Place { line, column } } = self;
-        write!(f, "{file}:{line}:{column}")
-    }
-}
-
-// === impl Reading ===
-
-impl Reading {
-    /// The place in the file, from one in the document.
-    pub(super) fn at(&self, place: Place) -> At {
-        let place = Place { line: place.line + self.lines_before, ..place };
-        At { file: self.file.clone(), place }
-    }
 }
 
 // === impl Site ===
@@ -475,14 +441,4 @@ fn own_domain(of: &Yaml) -> Option<String> {
 
 fn stage(of: &Yaml) -> u32 {
     field(of, "stage").and_then(text).and_then(|stage| stage.parse().ok()).unwrap_or_default()
-}
-
-/// A field that is a duration, as Envoy writes it.
-pub(super) fn duration(of: &Yaml, name: &str) -> Option<Duration> {
-    field(of, name).and_then(text).and_then(parse_duration)
-}
-
-/// The cluster of a message with a `grpc_service`.
-pub(super) fn grpc_cluster(of: &Yaml) -> Option<&str> {
-    field(field(field(of, "grpc_service")?, "envoy_grpc")?, "cluster_name").and_then(text)
 }

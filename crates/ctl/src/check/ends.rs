@@ -7,10 +7,10 @@ use std::time::Duration;
 use ratelease_rules::Rule;
 
 use super::Sent;
-use super::access_log::{AccessLog, own_default};
+use super::access_log::AccessLog;
 use super::action::Origin;
-use super::config::{At, Config, HttpFilter, LimitFilter, Manager, TIMEOUT_DEFAULT};
-use super::finding::{Finding, Findings};
+use super::config::{Config, HttpFilter, LimitFilter, Manager, TIMEOUT_DEFAULT};
+use super::finding::{At, Finding, Findings, own_default};
 
 /// The shortest time-out by which two thousand second calls at once all arrived.
 const TIMEOUT_MIN: Duration = Duration::from_secs(5);

@@ -1,6 +1,23 @@
-//! Faulty settings of an Envoy, each with its fix.
+//! Faulty settings of an Envoy, each with its place and its fix.
 
-use super::config::At;
+use std::fmt;
+
+use ratelease_rules::Place;
+
+/// A place in a file.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct At {
+    pub(super) file: String,
+    pub(super) place: Place,
+}
+
+/// The document that is read.
+#[derive(Debug, Default)]
+pub(super) struct Reading {
+    pub(super) file: String,
+    /// Lines of the file before the document.
+    pub(super) lines_before: u32,
+}
 
 /// A setting that has to change.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +40,25 @@ pub(super) enum Level {
 /// Findings, each once.
 #[derive(Debug, Default)]
 pub(super) struct Findings(pub(super) Vec<Finding>);
+
+// === impl At ===
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, place: Place { line, column } } = self;
+        write!(f, "{file}:{line}:{column}")
+    }
+}
+
+// === impl Reading ===
+
+impl Reading {
+    /// The place in the file, from one in the document.
+    pub(super) fn at(&self, place: Place) -> At {
+        let place = Place { line: place.line + self.lines_before, ..place };
+        At { file: self.file.clone(), place }
+    }
+}
 
 // === impl Level ===
 
@@ -59,4 +95,9 @@ impl Findings {
     pub(super) fn count(&self, level: Level) -> usize {
         self.0.iter().filter(|finding| finding.level == level).count()
     }
+}
+
+/// A remark on a value that is not set.
+pub(super) fn own_default(is_default: bool) -> &'static str {
+    if is_default { ", Envoy's default" } else { "" }
 }

@@ -200,6 +200,14 @@ fn items_mut<'v>(of: &'v mut Value, name: &str) -> impl Iterator<Item = (usize, 
     items.into_iter().flatten().enumerate()
 }
 
+/// The prefix of the URL of a type.
+const URL: &str = "type.googleapis.com/";
+
+/// The settings of the library. It is never unloaded: its threads run its code.
+fn library() -> Value {
+    json!({"name": "ratelease", "do_not_close": true, "metrics_namespace": "ratelease"})
+}
+
 /// The name of the message in an `Any`: what follows the last `/` of its type's URL.
 fn type_of(any: &Value) -> &str {
     let url = text(any, "@type");

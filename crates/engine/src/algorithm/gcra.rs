@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use ratelease_rules::{AMOUNT_MAX, Limit, MAX_DELAY_MAX};
 
-use super::{MICROS_PER_SECOND, Script, Token, counting, limit_of, token_bucket, window_seconds};
+use super::{MICROS_PER_SECOND, Script, Token, counting, limit_of, window_seconds};
 use crate::ask::Ask;
 
 pub(super) static SCRIPT: Script = Script::new(include_str!("gcra.lua"));
@@ -33,6 +33,14 @@ pub(super) static SCRIPT: Script = Script::new(include_str!("gcra.lua"));
 pub(super) fn windows_to_fill(limit: Limit) -> Option<u64> {
     Some(limit.capacity().div_ceil(limit.requests_per_unit.max(1)).max(1))
 }
+
+/// τ in microseconds, at most [`TTL_US_MAX`], which is practically unlimited.
+pub fn ttl_us(ttl: Duration) -> u64 {
+    u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX).min(TTL_US_MAX)
+}
+
+/// Some 143 years. Doubles represent it exactly, even with the present time added.
+pub const TTL_US_MAX: u64 = 1 << 52;
 
 /// The arguments of the script.
 pub(super) fn arguments(ask: &Ask, _: u64) -> Vec<u64> {
@@ -54,7 +62,7 @@ pub(super) fn arguments(ask: &Ask, _: u64) -> Vec<u64> {
             tokens_min,
             window_us,
             pace.longest(),
-            token_bucket::ttl_us(ask.ttl),
+            ttl_us(ask.ttl),
             pace.owed_max(),
         ],
     )

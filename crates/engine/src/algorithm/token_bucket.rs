@@ -58,18 +58,10 @@ pub fn grant(pace: &Pace, ask: &Ask, moved: &Moved) -> Grant {
     }
 }
 
-/// τ in microseconds, at most [`TTL_US_MAX`], which is practically unlimited.
-pub fn ttl_us(ttl: Duration) -> u64 {
-    u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX).min(TTL_US_MAX)
-}
-
-/// Some 143 years. Doubles represent it exactly, even with the present time added.
-pub const TTL_US_MAX: u64 = 1 << 52;
-
 /// Whether the return is in time. Tokens that return after their lease could have lasted have been
 /// earned again meanwhile. A return from the future comes from a wrong clock.
 fn is_in_time(back: &Return, now_unix_us: u64, ttl: Duration) -> bool {
-    back.epoch.is_none_or(|lent_at| now_unix_us.abs_diff(lent_at) <= ttl_us(ttl))
+    back.epoch.is_none_or(|lent_at| now_unix_us.abs_diff(lent_at) <= gcra::ttl_us(ttl))
 }
 
 #[cfg(test)]

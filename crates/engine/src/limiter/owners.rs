@@ -18,7 +18,7 @@ use foldhash::quality::RandomState;
 use parking_lot::Mutex;
 use ratelease_rules::key::RequestId;
 
-use super::starts::{Cause, Silence, StartView};
+use crate::counter::HoldCounter;
 use crate::time::Time;
 
 /// The largest number of owners, and of nodes, that are known at a time. Those without connections
@@ -68,6 +68,38 @@ pub struct StartId {
     pub(super) request: RequestId,
     /// The number of the start.
     pub(super) number: u32,
+}
+
+/// An open start, as far as it matters whether its Envoy is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StartView {
+    /// Who asked.
+    pub owner: Owner,
+    /// The Envoy that has logged it, once one has.
+    pub node: Option<Node>,
+    /// When its silence means that it has ended, if it has given signs of life.
+    pub silence: Option<Silence>,
+}
+
+/// When the silence of a start means that it has ended, although no end came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Silence {
+    /// The last sign but one of those that are missed was due then: a log that has sent anything since
+    /// would have sent it too.
+    pub sign_due: Time,
+    /// The start is over from then on.
+    pub over: Time,
+}
+
+/// Why starts were ended without their end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// The time of the rule is over.
+    Expired,
+    /// Their Envoy is gone.
+    OwnerGone,
+    /// Their signs of life have stopped.
+    Silent,
 }
 
 /// The owners and nodes that are known.
@@ -395,6 +427,18 @@ impl Present {
             over <= now && heard.is_some_and(|heard| *heard >= sign_due)
         });
         is_silent.then_some(Cause::Silent)
+    }
+}
+
+// === impl Cause ===
+
+impl Cause {
+    pub(super) fn counter(self) -> HoldCounter {
+        match self {
+            Self::Expired => HoldCounter::Expired,
+            Self::OwnerGone => HoldCounter::OwnerGone,
+            Self::Silent => HoldCounter::Silent,
+        }
     }
 }
 

@@ -37,10 +37,10 @@ use smallvec::SmallVec;
 use self::part::{KEY_BYTES, PART_MAX, Part, SLOT_BYTES, Tally, add_to};
 use self::start::Start;
 use crate::counter::{Count, Counter, HoldCounter};
-use crate::limiter::owners::{Node, Owner, StartId};
+use crate::limiter::owners::{Cause, Node, Owner, StartId, StartView};
 use crate::time::Time;
 
-pub use self::start::{End, Hold, Rare, Silence, Unspent};
+pub use self::start::{End, Hold, Rare, Unspent};
 
 /// The largest number of holds: 7/8 of 2^17, so that the tables of all parts are full when they have
 /// 2^17 slots.
@@ -119,17 +119,6 @@ pub struct Undone {
     pub held: Held,
     /// The start of the same call under another id.
     pub next: Option<StartId>,
-}
-
-/// Why starts were ended without their end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
-    /// The time of the rule is over.
-    Expired,
-    /// Their Envoy is gone.
-    OwnerGone,
-    /// Their signs of life have stopped.
-    Silent,
 }
 
 /// The open starts.
@@ -329,34 +318,11 @@ impl Starts {
     }
 }
 
-/// An open start, as far as it matters whether its Envoy is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StartView {
-    /// Who asked.
-    pub owner: Owner,
-    /// The Envoy that has logged it, once one has.
-    pub node: Option<Node>,
-    /// When its silence means that it has ended, if it has given signs of life.
-    pub silence: Option<Silence>,
-}
-
 // === impl Start ===
 
 impl Start {
     fn view(&self) -> StartView {
         StartView { owner: self.owner, node: self.node, silence: self.silence() }
-    }
-}
-
-// === impl Cause ===
-
-impl Cause {
-    fn counter(self) -> HoldCounter {
-        match self {
-            Self::Expired => HoldCounter::Expired,
-            Self::OwnerGone => HoldCounter::OwnerGone,
-            Self::Silent => HoldCounter::Silent,
-        }
     }
 }
 

@@ -15,26 +15,20 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
-use http::header::CONTENT_TYPE;
-use http::{Method, Request};
 use ratelease_engine::limiter::owners::ClosedBy;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::PREFIX_BYTES;
-use super::call::{Call, CallContext, GRPC, send_message, send_status};
+use super::call::Call;
+use super::context::CallContext;
+use super::reply::{send_message, send_status};
 use crate::request::Transport;
 use crate::starts::{LogEntry, OpenLog, Starts};
 use ratelease_listener::{ConnectionHandle, EndlessStream};
 
 pub use self::reader::{Entry, EntryId, Fault, Reader, Report, Sink};
-
-/// The path of the only method of `AccessLogService`.
-const STREAM_ACCESS_LOGS: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
-
-/// The content types of its calls.
-const GRPC_PROTO: &str = "application/grpc+proto";
 
 /// The `log_name` that Envoy has to be configured with: entries of other logs mean nothing here.
 pub(crate) const LOG_NAME: &[u8] = b"ratelease";
@@ -45,14 +39,6 @@ const LAST_ENTRIES_MAX: Duration = Duration::from_secs(1);
 
 /// `StreamAccessLogsResponse`, which is empty, as a gRPC frame.
 const ANSWER: &[u8] = &[0; PREFIX_BYTES];
-
-/// Whether `request` opens an access log.
-pub(super) fn is_access_log(request: &Request<RecvStream>) -> bool {
-    let is_grpc = |value| value == GRPC || value == GRPC_PROTO;
-    request.uri().path() == STREAM_ACCESS_LOGS
-        && request.method() == Method::POST
-        && request.headers().get(CONTENT_TYPE).is_some_and(is_grpc)
-}
 
 /// An access log.
 pub(super) struct AccessLog {

@@ -8,50 +8,39 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
-use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
-use ratelease_engine::limiter::owners::{ClosedBy, Origin, StartId};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::{Method, Request, Response, StatusCode, Uri};
 use ratelease_engine::time::Time;
-use ratelease_rules::request::Request as RateLimitRequest;
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
-use super::access_log;
-use super::answered_starts::AnsweredStarts;
+use super::context::CallContext;
 use super::fallback::{FallbackCall, SHOULD_RATE_LIMIT};
-use super::wire::DecodeError;
+use super::headers::{are_large, keep_those_read, time_left, timeout_of};
+use super::reply::{Answered, GRPC, answer, expired, send_message, send_status, unreadable};
 use super::{PREFIX_BYTES, status_of, wire};
-use crate::request::{RequestError, Transport};
-use crate::service::{Answer, Caller, DecisionService, Owner, Peer};
+use crate::request::Transport;
+use crate::service::{Answer, Caller};
 use crate::trace::{Outcome, Span};
-use ratelease_listener::{FIELDS_MAX, TurnHandle};
+use ratelease_listener::FIELDS_MAX;
 
 /// What a further descriptor of a request costs of its connection's turn, in bytes that take as
 /// long to read. A call of Envoy has one descriptor or a few; one of 256 would otherwise take as
 /// long as a hundred calls.
 const DESCRIPTOR_COST: usize = 128;
 
-/// What the calls of a connection share.
-pub(super) struct CallContext {
-    pub(super) service: DecisionService,
-    pub(super) peer: Peer,
-    pub(super) turn: TurnHandle,
-    /// The starts whose answers may not have been read.
-    pub(super) answered: Arc<AnsweredStarts>,
-    origin: Origin,
-    /// The owner of the starts, from the first call on that an Envoy makes.
-    owner: OnceLock<Owner>,
-    /// Whether the client has closed the connection, or is gone.
-    is_left: AtomicBool,
-}
+/// The path of the method that opens an access log.
+const STREAM_ACCESS_LOGS: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
+
+/// The other content type that the calls of this method may have.
+const GRPC_PROTO: &str = "application/grpc+proto";
 
 /// A call that has just begun.
 pub(super) struct Call {
@@ -89,64 +78,6 @@ pub(super) struct PlainCall {
     is_reset: bool,
 }
 
-/// The answer to a plain call.
-pub(super) struct Answered {
-    /// A gRPC frame.
-    pub(super) frame: BytesMut,
-    /// The start that the answer grants.
-    pub(super) started: Option<StartId>,
-}
-
-// === impl CallContext ===
-
-impl CallContext {
-    pub(super) fn new(
-        service: DecisionService,
-        turn: TurnHandle,
-        answered: Arc<AnsweredStarts>,
-        origin: Origin,
-    ) -> Self {
-        let (owner, is_left) = (OnceLock::new(), AtomicBool::new(false));
-        Self { service, peer: Peer::new(), turn, answered, origin, owner, is_left }
-    }
-
-    /// The owner of the starts of this connection. Calls for a verdict and access logs ask for it, and
-    /// make the connection one of an Envoy; health checks do not.
-    pub(super) fn owner(&self) -> Owner {
-        *self.owner.get_or_init(|| self.service.starts().connect(self.origin))
-    }
-
-    /// Notes the end that has closed the connection.
-    pub(super) fn note_closed(&self, by: ClosedBy) {
-        self.is_left.store(by == ClosedBy::Client, Ordering::Relaxed);
-    }
-
-    /// The end that has closed the connection, once it is closed.
-    pub(super) fn closed_by(&self) -> ClosedBy {
-        match self.is_left.load(Ordering::Relaxed) {
-            true => ClosedBy::Client,
-            false => ClosedBy::Server,
-        }
-    }
-
-    /// Watches the start of a call whose answer on `stream` was queued, or undoes it.
-    pub(super) fn note_answer(&self, stream: u32, started: Option<StartId>, is_queued: bool) {
-        match started {
-            None => {}
-            Some(start) if is_queued => self.answered.watch(stream, start),
-            Some(start) => self.service.starts().undo(start),
-        }
-    }
-}
-
-impl Drop for CallContext {
-    fn drop(&mut self) {
-        if let Some(owner) = self.owner.get() {
-            self.service.starts().disconnect(*owner, self.closed_by());
-        }
-    }
-}
-
 // === impl Call ===
 
 impl Call {
@@ -161,7 +92,7 @@ impl Call {
             return Kind::Ended;
         }
         if !self.is_plain() {
-            return match access_log::is_access_log(&self.request) {
+            return match self.is_access_log() {
                 true => Kind::AccessLog(self),
                 false => self.into_fallback(context, Bytes::new()),
             };
@@ -235,6 +166,15 @@ impl Call {
             && request.method() == Method::POST
             && request.headers().get(CONTENT_TYPE) == Some(&GRPC)
             && !request.headers().contains_key(CONTENT_ENCODING)
+    }
+
+    /// Whether the call opens an access log.
+    fn is_access_log(&self) -> bool {
+        let request = &self.request;
+        let is_grpc = |value| value == GRPC || value == GRPC_PROTO;
+        request.uri().path() == STREAM_ACCESS_LOGS
+            && request.method() == Method::POST
+            && request.headers().get(CONTENT_TYPE).is_some_and(is_grpc)
     }
 
     /// Converts the call for tonic: its message, or the answer, takes a while. `read` is the part
@@ -356,43 +296,6 @@ async fn decide(
     answer(service, &caller, &request, span).await
 }
 
-/// Returns the answer to `request` of `caller`, and records it in `span`.
-pub(super) async fn answer(
-    service: &DecisionService,
-    caller: &Caller<'_>,
-    request: &RateLimitRequest<'_>,
-    span: Option<&Span>,
-) -> Result<Answered, Status> {
-    let answered = service.answer(caller, request, |answer| Answered::new(request, answer, span));
-    answered.await.map_err(|error| status_of(&error))
-}
-
-// === impl Answered ===
-
-impl Answered {
-    /// The answer to `request`; records it in `span`.
-    fn new(request: &RateLimitRequest<'_>, answer: &Answer<'_>, span: Option<&Span>) -> Self {
-        if let Some(span) = span {
-            span.note(request, &answer.verdict);
-        }
-        let mut frame = BytesMut::new();
-        wire::frame(answer, &mut frame);
-        Self { frame, started: answer.verdict.started }
-    }
-}
-
-/// The reference implementation's server returns INTERNAL for a message that it cannot decode.
-pub(super) fn unreadable(fault: DecodeError, service: &DecisionService) -> Status {
-    match fault {
-        DecodeError::Malformed(fault) => Status::internal(fault.to_string()),
-        DecodeError::Invalid(fault) => {
-            let error = RequestError::Invalid(fault);
-            service.note_error(&error);
-            status_of(&error)
-        }
-    }
-}
-
 fn concat(first: Bytes, second: Bytes) -> Bytes {
     match (first.is_empty(), second.is_empty()) {
         (true, _) => second,
@@ -410,213 +313,10 @@ fn plain_message(frame: &[u8]) -> Option<&[u8]> {
     (usize::try_from(length) == Ok(message.len())).then_some(message)
 }
 
-// === The time that a caller waits ===
-//
-// How long the caller of a gRPC method waits for its answer: the header `grpc-timeout` (gRPC over
-// HTTP/2, Requests). Envoy sends the timeout of its filter in this header.
-
-static TIMEOUT_HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
-
-/// Maximum time until a call's answer begins; a verdict takes a few milliseconds at most.
-const CALL_MAX: Duration = Duration::from_secs(10);
-
-/// Maximum number of digits in the specification.
-const DIGITS_MAX: usize = 8;
-
-/// The timeout in `headers`: one to eight digits and a unit. Any other value is ignored: an answer
-/// is worth more than an error about a header.
-fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
-    let (unit, digits) = headers.get(&TIMEOUT_HEADER)?.as_bytes().split_last()?;
-    if digits.is_empty() || digits.len() > DIGITS_MAX || !digits.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    let amount = digits.iter().fold(0, |amount, digit| 10 * amount + u64::from(digit - b'0'));
-    match unit {
-        b'H' => Some(Duration::from_secs(amount * 3600)),
-        b'M' => Some(Duration::from_secs(amount * 60)),
-        b'S' => Some(Duration::from_secs(amount)),
-        b'm' => Some(Duration::from_millis(amount)),
-        b'u' => Some(Duration::from_micros(amount)),
-        b'n' => Some(Duration::from_nanos(amount)),
-        _ => None,
-    }
-}
-
-/// How long a call with this timeout may still take until its answer begins, if it has `waited`
-/// already.
-fn time_left(timeout: Option<Duration>, waited: Duration) -> Duration {
-    timeout.unwrap_or(CALL_MAX).min(CALL_MAX).saturating_sub(waited)
-}
-
-/// The status of a call that took longer.
-pub(super) fn expired() -> Status {
-    Status::deadline_exceeded("Timeout expired")
-}
-
-// === The headers of a call: their maximum number, and which of them are kept while it lasts ===
-
-/// Names, and prefixes of names, that are read after a call has begun: those of gRPC, and those in
-/// which tracers propagate their contexts.
-const NAMES_READ: [&str; 8] = [
-    "content-type",
-    "content-length",
-    "content-encoding",
-    "te",
-    "traceparent",
-    "tracestate",
-    "b3",
-    "baggage",
-];
-const PREFIXES_READ: [&str; 2] = ["grpc-", "x-b3-"];
-
-/// Header fields, and bytes of their values, that a call may keep while its message has not
-/// arrived. A gRPC client sends six fields, plus those that tracers add.
-const SMALL_FIELDS_MAX: usize = 16;
-const SMALL_VALUE_BYTES_MAX: usize = 1024;
-
-/// Whether the headers take more memory than the rest of a call.
-fn are_large(headers: &HeaderMap) -> bool {
-    headers.len() > SMALL_FIELDS_MAX
-        || headers.values().map(|value| value.len()).sum::<usize>() > SMALL_VALUE_BYTES_MAX
-}
-
 /// Answers a call with more than [`FIELDS_MAX`] as `h2` does when the headers have too many bytes.
 fn refuse(respond: &mut SendResponse<Bytes>) {
     let mut response = Response::new(());
     *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
     // An error means that the client is gone, or has reset the call.
     let _ = respond.send_response(response, true);
-}
-
-/// Drops the headers that are not read any more, and their memory: the call may last.
-pub(super) fn keep_those_read(headers: &mut HeaderMap) {
-    let is_read = |name: &str| {
-        NAMES_READ.contains(&name) || PREFIXES_READ.iter().any(|prefix| name.starts_with(prefix))
-    };
-    // Copied into a new map: a map that was drained keeps its capacity.
-    *headers = headers
-        .iter()
-        .filter(|(name, _)| is_read(name.as_str()))
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect();
-}
-
-// === The answer to a plain call, on its stream of `h2` ===
-
-/// The content type of a plain call and of its answer.
-pub(super) const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
-static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
-const OK: HeaderValue = HeaderValue::from_static("0");
-
-/// Sends `message`, a gRPC frame, with the status OK. Nothing is sent to a client that is gone or
-/// has reset the call: then returns false.
-pub(super) fn send_message(respond: &mut SendResponse<Bytes>, message: Bytes) -> bool {
-    let mut response = Response::new(());
-    response.headers_mut().insert(CONTENT_TYPE, GRPC);
-    let Ok(mut stream) = respond.send_response(response, false) else { return false };
-    let mut trailers = HeaderMap::with_capacity(1);
-    trailers.insert(&GRPC_STATUS, OK);
-    stream.send_data(message, false).is_ok() && stream.send_trailers(trailers).is_ok()
-}
-
-/// Sends `status` without a message, as [`send_message`] does.
-pub(super) fn send_status(respond: &mut SendResponse<Bytes>, status: Status) {
-    let (head, _) = status.into_http::<()>().into_parts();
-    let _ = respond.send_response(Response::from_parts(head, ()), true);
-}
-
-#[cfg(test)]
-mod tests {
-    use http::{HeaderName, HeaderValue};
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn headers(value: &[u8]) -> Option<HeaderMap> {
-        let mut headers = HeaderMap::new();
-        headers.insert(&TIMEOUT_HEADER, HeaderValue::from_bytes(value).ok()?);
-        Some(headers)
-    }
-
-    fn read(text: &str) -> Option<Duration> {
-        timeout_of(&headers(text.as_bytes()).unwrap())
-    }
-
-    #[test]
-    fn a_timeout_has_one_to_eight_digits_and_a_unit() {
-        assert_eq!(read("20m"), Some(Duration::from_millis(20)));
-        assert_eq!(read("0m"), Some(Duration::ZERO));
-        assert_eq!(read("00000007S"), Some(Duration::from_secs(7)));
-        assert_eq!(read("2M"), Some(Duration::from_secs(120)));
-        assert_eq!(read("15u"), Some(Duration::from_micros(15)));
-        assert_eq!(read("1n"), Some(Duration::from_nanos(1)));
-        assert_eq!(read("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
-    }
-
-    #[test]
-    fn anything_else_is_no_timeout() {
-        for bad in [
-            "",
-            "m",
-            "20",
-            "123456789S",
-            "-1S",
-            "+1S",
-            "1x",
-            "1ms",
-            "1 m",
-            " 1m",
-            "1.5S",
-            "0x1m",
-            "1s",
-            "1h",
-        ] {
-            assert_eq!(read(bad), None, "{bad:?}");
-        }
-        assert_eq!(timeout_of(&headers("1\u{b5}".as_bytes()).unwrap()), None);
-        assert_eq!(
-            timeout_of(&headers("\u{661}m".as_bytes()).unwrap()),
-            None,
-            "not an ASCII digit"
-        );
-        assert_eq!(timeout_of(&HeaderMap::new()), None);
-    }
-
-    #[test]
-    fn the_longest_timeout_ends_with_the_clock() {
-        let headers = headers(b"99999999H").unwrap();
-        let late = Time::from_nanos(7) + timeout_of(&headers).unwrap();
-        assert_eq!(late, Time::from_nanos(u64::MAX));
-    }
-
-    proptest! {
-        #[test]
-        fn no_value_panics(value in prop::collection::vec(any::<u8>(), 0..16)) {
-            if let Some(headers) = headers(&value) {
-                let _ = timeout_of(&headers).map(|it| Time::from_nanos(u64::MAX / 2) + it);
-            }
-        }
-
-        #[test]
-        fn every_amount_of_the_specification_is_read(amount in 0_u32..100_000_000) {
-            let read = read(&format!("{amount}u"));
-            prop_assert_eq!(read, Some(Duration::from_micros(amount.into())));
-        }
-    }
-
-    #[test]
-    fn headers_that_are_read_are_kept_in_little_memory() {
-        let mut headers = HeaderMap::new();
-        for n in 0..300 {
-            let name = HeaderName::from_bytes(format!("x-{n}").as_bytes()).unwrap();
-            headers.append(name, HeaderValue::from_static("v"));
-        }
-        for name in ["content-type", "grpc-timeout", "traceparent", "x-b3-traceid"] {
-            headers.append(name, HeaderValue::from_static("kept"));
-        }
-        keep_those_read(&mut headers);
-        assert_eq!(headers.len(), 4);
-        assert!(headers.values().all(|value| value == "kept"));
-        assert!(headers.capacity() < 64);
-    }
 }

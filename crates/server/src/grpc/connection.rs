@@ -28,7 +28,8 @@ use tonic::service::Routes;
 
 use super::access_log::AccessLog;
 use super::answered_starts::AnsweredStarts;
-use super::call::{Call, CallContext, Kind};
+use super::call::{Call, Kind};
+use super::context::CallContext;
 use super::fallback::FallbackCall;
 use super::write_coalescing::{CoalescingIo, WriteGate};
 use super::{NonHttp2Clients, read_preface};

@@ -28,9 +28,13 @@ use tonic::service::Routes;
 use tonic::{Code, Status};
 use tower_service::Service;
 
-use super::call::{CallContext, answer, expired, keep_those_read, unreadable};
-use super::health::HEALTHCHECK;
-use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, answer_encodings, is_compressed, message_encodings};
+use super::context::CallContext;
+use super::headers::keep_those_read;
+use super::reply::{answer, expired, unreadable};
+use super::{
+    HEALTHCHECK, MESSAGE_BYTES_MAX, PREFIX_BYTES, answer_encodings, is_compressed,
+    message_encodings,
+};
 use super::{status_of, wire};
 use crate::request::{RequestError, Transport};
 use crate::service::{BodyReservation, Caller, DecisionService, Owner, PartialMessage, Peer};

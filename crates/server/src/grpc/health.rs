@@ -21,14 +21,11 @@ use tonic_health::pb::health_server;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::fallback::Codec;
-use super::{MESSAGE_BYTES_MAX, message_encodings};
+use super::{HEALTHCHECK, MESSAGE_BYTES_MAX, message_encodings};
 use ratelease_listener::{ConnectionHandle, LongLivedStream};
 
 /// The names of the whole process: the protocol's and the reference implementation's.
 const NAMES: [&str; 2] = ["", "ratelimit"];
-
-/// The path of the health check of plain HTTP/2.
-pub(super) const HEALTHCHECK: &str = "/healthcheck";
 
 /// The path of the list of all names with their status, which `tonic-health` does not have.
 const LIST: &str = "/grpc.health.v1.Health/List";

@@ -3,29 +3,17 @@
 
 use serde_json::{Value, json};
 
+use super::routes::{Filter, Routes};
 use super::{
-    Findings, Trail, ends, get, get_mut, items, items_mut, path, review, routes, set, take, text,
-    type_of,
+    Findings, Trail, URL, ends, get, get_mut, items, items_mut, library, path, review, set, take,
+    text, type_of,
 };
 
 /// The names of messages.
 pub(super) const FILTER: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimit";
-pub(super) const PER_ROUTE: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute";
 const LOCAL_FILTER: &str = "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit";
 const MANAGER: &str =
     "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
-
-/// The prefix of the URL of a type.
-pub(super) const URL: &str = "type.googleapis.com/";
-
-/// A filter that was moved.
-#[derive(Debug)]
-pub(super) struct Filter {
-    /// The key of its configuration of routes.
-    pub(super) name: String,
-    /// Whether it has `rate_limits`, so that those of routes and virtual hosts count for nothing.
-    pub(super) has_limits: bool,
-}
 
 /// Rewrites a bootstrap; `None` if nothing in it asks a rate limit service.
 pub(super) fn bootstrap(bootstrap: &mut Value) -> Option<Findings> {
@@ -110,7 +98,7 @@ impl Rewriter<'_> {
         if let Some(config) = get_mut(manager, "route_config") {
             let at = at.field("route_config");
             let node_cluster = self.node_cluster;
-            let moved = routes::Routes { filters: &filters, keeps_lists, node_cluster };
+            let moved = Routes { filters: &filters, keeps_lists, node_cluster };
             moved.rewrite(config, &at, self.findings);
         }
         for dynamic in ["rds", "scoped_routes"] {
@@ -142,25 +130,9 @@ impl Rewriter<'_> {
     }
 }
 
-/// The settings of the library. It is never unloaded: its threads run its code.
-fn library() -> Value {
-    json!({"name": "ratelease", "do_not_close": true, "metrics_namespace": "ratelease"})
-}
-
 fn module_filter(config: Value) -> Value {
     json!({
         "@type": format!("{URL}envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilter"),
-        "dynamic_module_config": library(),
-        "filter_name": "ratelease",
-        "filter_config": config,
-    })
-}
-
-/// The configuration of a route for the module, from that of the rate limit filter.
-pub(super) fn module_route(config: Value) -> Value {
-    json!({
-        "@type":
-            format!("{URL}envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilterPerRoute"),
         "dynamic_module_config": library(),
         "filter_name": "ratelease",
         "filter_config": config,

@@ -7,14 +7,25 @@
 
 use serde_json::{Value, json};
 
-use super::rewrite::{Filter, PER_ROUTE, URL, module_route};
-use super::{Findings, Trail, get, get_mut, items, items_mut, review, set, take, text, type_of};
+use super::{
+    Findings, Trail, URL, get, get_mut, items, items_mut, library, review, set, take, text, type_of,
+};
 
+const PER_ROUTE: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute";
 const FILTER_CONFIG: &str = "envoy.config.route.v3.FilterConfig";
 
 /// The local rate limit filter has lists of its own, which stay.
 const LOCAL_URL: &str =
     "type.googleapis.com/envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit";
+
+/// A filter that was moved.
+#[derive(Debug)]
+pub(super) struct Filter {
+    /// The key of its configuration of routes.
+    pub(super) name: String,
+    /// Whether it has `rate_limits`, so that those of routes and virtual hosts count for nothing.
+    pub(super) has_limits: bool,
+}
 
 /// How the routes of a connection manager are rewritten.
 #[derive(Debug)]
@@ -233,6 +244,17 @@ fn wanted(own: Option<&Value>, lists: Lists<'_>) -> Wanted {
     };
     let domain = own.map_or("", |own| text(own, "domain")).to_owned();
     Wanted { domain, limits: route.iter().chain(host).cloned().collect() }
+}
+
+/// The configuration of a route for the module, from that of the rate limit filter.
+fn module_route(config: Value) -> Value {
+    json!({
+        "@type":
+            format!("{URL}envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilterPerRoute"),
+        "dynamic_module_config": library(),
+        "filter_name": "ratelease",
+        "filter_config": config,
+    })
 }
 
 fn has_limits(config: &Value) -> bool {

@@ -11,9 +11,9 @@ use smallvec::SmallVec;
 
 use super::recent::Recent;
 use super::start::{End, Hold, Phase, Start, Unspent};
-use super::{Beginning, Begun, Cause, Held, Sender, Settlement, StartView};
+use super::{Beginning, Begun, Held, Sender, Settlement};
 use crate::counter::HoldCounter;
-use crate::limiter::owners::{Owner, StartId};
+use crate::limiter::owners::{Cause, Owner, StartId, StartView};
 use crate::time::Time;
 
 /// The largest number of holds in a part: 7/8 of a power of two, the load at which a table grows.

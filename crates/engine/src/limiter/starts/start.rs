@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::algorithm::counting;
 use crate::buffer::LeasedTokens;
-use crate::limiter::owners::{Node, Owner, StartId};
+use crate::limiter::owners::{Node, Owner, Silence, StartId};
 use crate::store::{Ask, Purpose, Return};
 use crate::time::Time;
 
@@ -79,16 +79,6 @@ pub enum End {
     Cost(u64),
     /// The cost is unknown: the rule says whether the hold stays counted (`unless_settled`).
     Unknown,
-}
-
-/// When the silence of a start means that it has ended, although no end came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Silence {
-    /// The last sign but one of those that are missed was due then: a log that has sent anything since
-    /// would have sent it too.
-    pub sign_due: Time,
-    /// The start is over from then on.
-    pub over: Time,
 }
 
 /// A call that has begun to take hits, until its end.

@@ -10,6 +10,7 @@ use smallvec::smallvec;
 use super::part::{BLANK_MAX, FEW, STARTS_OF_ID_MAX};
 use super::*;
 use crate::buffer::LeasedTokens;
+use crate::limiter::owners::Silence;
 
 /// The time of the holds in these tests.
 const LASTS: Duration = Duration::from_secs(120);
