@@ -9,6 +9,8 @@ use std::{fs, iter};
 
 use serde_json::Value;
 
+mod imports;
+
 /// Each of our crates with those of ours that it depends on, the lowest first.
 const GRAPH: [(&str, &[&str]); 16] = [
     ("ratelease-tls", &[]),
