@@ -201,7 +201,7 @@ impl Seen {
             let Some(share) = step.shares.iter().find(|it| it.domain == domain) else {
                 return Some(0); // begun by an earlier release
             };
-            let (serve, chosen) = share.now(rollout.id, pods);
+            let (serve, chosen) = share.now(rollout.into(), pods);
             let wanted = wanted(percent, serve);
             let is_off = (chosen == 0 && wanted > 0) || chosen.abs_diff(wanted) > tolerated(wanted);
             is_off.then_some(if share.chosen == 0 { 0 } else { AWAY_MAX })

@@ -41,7 +41,7 @@ pub use change_sets::{ChangeSet, SetChange};
 use contents::Compared;
 use jiff::Timestamp;
 pub use pods::{CHANGES_MAX, PodRow};
-pub use rollout_plan::{PlanStep, Share, place_of, wanted};
+pub use rollout_plan::{Draw, PlanStep, Share, positive, wanted};
 #[cfg(test)]
 pub use rollouts::RolloutDomain;
 pub use rollouts::{
@@ -482,7 +482,7 @@ impl From<serde_json::Error> for StoreError {
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 18] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 19] = [
     (1, "schema", shared(include_str!("../migrations/0001_schema.sql"))),
     (
         2,
@@ -553,6 +553,7 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 18] = [
     ),
     (18, "approvals", shared(include_str!("../migrations/0018_approvals.sql"))),
     (19, "identities", shared(include_str!("../migrations/0019_identities.sql"))),
+    (20, "draws", shared(include_str!("../migrations/0020_draws.sql"))),
 ];
 
 /// The same SQL for both databases.
@@ -617,6 +618,9 @@ mod tests {
         write.commit().await.unwrap();
         let rollout = store.open_rollouts().await.unwrap().remove(0);
         assert_eq!((rollout.number(), rollout.last().shares[0].chosen), (2, 1));
+        // Its pods keep their places, which follow from its number and their ids.
+        let threshold = rollout.last().shares[0].threshold;
+        assert_eq!((rollout.seed, threshold), (None, 3_190_837_713_222_167_121));
     }
 
     #[tokio::test]

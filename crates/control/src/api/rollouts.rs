@@ -835,7 +835,7 @@ impl PodGroups {
                 ));
             }
         }
-        if let (Choice::Percent(_), Some(id)) = (&rollout.choice, shared_id(rows)) {
+        if let (Choice::Percent(_), Some(id)) = (&rollout.choice, shared_id(rows, rollout.seed)) {
             let id = ratelease_rules::excerpt(id);
             warnings.push(format!(
                 "several pods have the node id '{id}', so that a percentage chooses all of them \
@@ -853,13 +853,14 @@ impl PodGroups {
     }
 }
 
-/// An id that pods of different addresses have. Only those of one replica are compared: a pod may
-/// be shown for another one that it has left.
-fn shared_id(rows: &[PodRow]) -> Option<&str> {
+/// An id that pods of different addresses have which the rollout does not tell apart. Only those of
+/// one replica are compared: a pod may be shown for another one that it has left.
+fn shared_id(rows: &[PodRow], seed: Option<i64>) -> Option<&str> {
     let mut peers = BTreeMap::new();
     for row in rows {
         let at = &*row.peer;
-        if *peers.entry((&*row.replica, &*row.node)).or_insert(at) != at {
+        let origin = seed.map(|_| row.origin);
+        if *peers.entry((&*row.replica, &*row.node, origin)).or_insert(at) != at {
             return Some(&row.node);
         }
     }
@@ -925,10 +926,14 @@ mod tests {
 
     #[test]
     fn an_id_of_several_pods_is_found() {
+        let shared_id = |rows: &[PodRow]| shared_id(rows, Some(1)).map(str::to_owned);
         assert_eq!(shared_id(&[row("a", "1", 0, 0)]), None);
         assert_eq!(shared_id(&[row("a", "1", 0, 0), row("b", "2", 0, 0)]), None);
         let (one, other) = (row("a", "1", 0, 0), row("a", "2", 0, 0));
-        assert_eq!(shared_id(&[one.clone(), other.clone()]), Some("a"));
+        assert_eq!(shared_id(&[one.clone(), other.clone()]).as_deref(), Some("a"));
+        let far = PodRow { origin: 7, ..other.clone() };
+        assert_eq!(shared_id(&[one.clone(), far.clone()]), None);
+        assert_eq!(super::shared_id(&[one.clone(), far], None), Some("a"), "of an earlier release");
         let moved = PodRow { replica: "gone".into(), ..other };
         assert_eq!(shared_id(&[one, moved]), None);
     }

@@ -218,7 +218,9 @@ impl Stream {
     fn take(&mut self, mut request: DiscoveryRequest) -> Result<bool, Status> {
         let running = version_of(&request);
         if let (Some(node), None) = (request.node.take(), &self.node) {
-            self.node = Some(Arc::new(NodeInfo::of(node)?));
+            let mut node = NodeInfo::of(node)?;
+            node.origin = self.pod.origin(&self.certified, &node.id);
+            self.node = Some(Arc::new(node));
             self.selected = None;
         }
         let known = [CONFIG_TYPE, RULES_TYPE].into_iter().find(|url| *url == request.type_url);
@@ -248,6 +250,7 @@ impl Stream {
         let row = PodRow {
             domains,
             node: node.id.clone(),
+            origin: node.origin,
             agent: node.agent.clone(),
             peer: self.pod.client.address.to_string(),
             type_url: of.to_owned(),
