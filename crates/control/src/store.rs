@@ -9,6 +9,7 @@
 //!   ├ approvals: who has to agree before a draft is published, and who did
 //!   ├ sessions: people who are signed in
 //!   └ tokens: what each may add, and the answers to repeated writes
+//! DatabaseClock ── the time that replicas compare
 //! Store ── reads: rules, drafts, versions, rollouts, pods, tokens
 //! ```
 //! Both databases are used through the types and the SQL that they share, but for some migrations.
@@ -16,6 +17,7 @@
 
 mod approvals;
 mod change_sets;
+mod clock;
 mod contents;
 mod pods;
 mod rollout_plan;
@@ -38,6 +40,7 @@ use std::time::Duration;
 
 pub use approvals::{APPROVALS_MAX, ApprovalRow, DraftApprovals, DraftAuthor};
 pub use change_sets::{ChangeSet, SetChange};
+pub use clock::DatabaseClock;
 use contents::Compared;
 use jiff::Timestamp;
 pub use pods::{CHANGES_MAX, PodRow};
@@ -134,7 +137,7 @@ impl Backend {
     const fn clock(self) -> &'static str {
         match self {
             Self::Postgres => "CAST(EXTRACT(EPOCH FROM CLOCK_TIMESTAMP()) * 1000 AS BIGINT)",
-            Self::Sqlite => "CAST((JULIANDAY('now') - 2440587.5) * 86400000 AS INTEGER)",
+            Self::Sqlite => "CAST(ROUND((JULIANDAY('now') - 2440587.5) * 86400000) AS INTEGER)",
         }
     }
 }
@@ -166,6 +169,7 @@ pub struct Store {
     /// Whether the domains that objects define are theirs alone.
     follows_objects: bool,
     compared: Compared,
+    clock: DatabaseClock,
 }
 
 impl Database {
@@ -225,7 +229,12 @@ impl Store {
         let reserved = options(RESERVED_MAX, STATEMENT_SECONDS).connect_lazy(&url)?;
         let turns = WriteTurns::default();
         let compared = Compared::default();
-        Ok(Self { pool, lists, reserved, turns, backend, follows_objects: false, compared })
+        let clock = DatabaseClock::new(backend);
+        let follows_objects = false;
+        let store =
+            Self { pool, lists, reserved, turns, backend, follows_objects, compared, clock };
+        store.read_clock().await?;
+        Ok(store)
     }
 
     /// The same database, of which the domains that objects of Kubernetes define are theirs alone.

@@ -403,7 +403,11 @@ pub async fn follow(
     let mut is_away = false;
     loop {
         let known = Arc::clone(&sender.borrow());
-        let loaded = timeout(POLL_MAX, load(&store, &known, &mut texts)).await;
+        let poll = async {
+            store.read_clock().await?;
+            load(&store, &known, &mut texts).await
+        };
+        let loaded = timeout(POLL_MAX, poll).await;
         let loaded = loaded
             .unwrap_or_else(|_| Err(StoreError::Unavailable(format!("silent for {POLL_MAX:?}"))));
         match loaded {

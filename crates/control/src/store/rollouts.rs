@@ -7,7 +7,6 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use ratelease_rules::candidate_of;
 use serde::{Deserialize, Serialize};
 use sqlx::any::AnyRow;
@@ -768,7 +767,7 @@ impl Store {
         counts: &[(CountKey, ReplicaCount)],
     ) -> StoreResult<()> {
         let mut tx = self.pool.begin().await?;
-        let now = bucket();
+        let now = self.bucket();
         let replica = i64::from(replica);
         let sql = "INSERT INTO rollout_counts \
                    (version, domain, chosen, bucket, hits, denied, shadow, left_out) \
@@ -809,7 +808,12 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn recent_hits(&self, version: i64) -> StoreResult<Hits> {
-        Ok(self.hits_from(first_recent(bucket()), version).await?.recent)
+        Ok(self.hits_from(first_recent(self.bucket()), version).await?.recent)
+    }
+
+    /// The number of the row for hits that are reported now.
+    fn bucket(&self) -> i64 {
+        self.now() / i64::try_from(BUCKET.as_millis()).unwrap_or(1)
     }
 
     /// The hits of a step in the buckets from `from` on.
@@ -818,7 +822,7 @@ impl Store {
         let sql = "SELECT domain, chosen, bucket, CAST(hits AS BIGINT), CAST(denied AS BIGINT), \
                    CAST(shadow AS BIGINT), CAST(left_out AS BIGINT) FROM rollout_counts \
                    WHERE version = $1 AND bucket >= $2 ORDER BY bucket";
-        let first = first_recent(bucket());
+        let first = first_recent(self.bucket());
         let rows = sqlx::query(sql).bind(version).bind(from).fetch_all(&self.pool).await?;
         let mut hits = StepHits::default();
         let (mut evidence, mut early) = (BTreeSet::new(), Vec::new());
@@ -871,12 +875,6 @@ impl HitCount {
 /// The first of the rows whose recent hits count in the bucket `now`.
 fn first_recent(now: i64) -> i64 {
     (now - BUCKETS) << REPLICA_BITS
-}
-
-/// The number of the row for hits that are reported now.
-fn bucket() -> i64 {
-    let seconds = i64::try_from(BUCKET.as_secs()).unwrap_or(1);
-    Timestamp::now().as_second() / seconds
 }
 
 #[cfg(test)]
