@@ -627,7 +627,7 @@ mod tests {
         write.commit().await.unwrap();
         let rollout = store.open_rollouts().await.unwrap().remove(0);
         assert_eq!((rollout.number(), rollout.last().shares[0].chosen), (2, 1));
-        // Its pods keep their places, which follow from its number and their ids.
+        // Pods keep their places, which follow from the rollout's number and their ids.
         let threshold = rollout.last().shares[0].threshold;
         assert_eq!((rollout.seed, threshold), (None, 3_190_837_713_222_167_121));
     }

@@ -850,7 +850,7 @@ impl PodGroups {
     }
 }
 
-/// An id that pods of different addresses have which the rollout does not tell apart. Only those of
+/// An id that several pods have, if the rollout does not tell them apart by their origins. Only pods of
 /// one replica are compared: a pod may be shown for another one that it has left.
 fn shared_id(rows: &[PodRow], seed: Option<i64>) -> Option<&str> {
     let mut peers = BTreeMap::new();

@@ -13,7 +13,7 @@ use tonic::Streaming;
 use super::selection::{CertifiedNodes, Selection};
 use crate::store::positive;
 
-/// The context of the hash that is the origin of a pod. Another text would have pods chosen anew.
+/// The context of the hash that is the origin of a pod. Another text would choose other pods.
 const ORIGIN_CONTEXT: &str = "ratelease 2026-11 origins of pods";
 
 /// Messages that a connection may send at once, and how soon it may send another one. Each
@@ -80,8 +80,8 @@ impl ConnectedPod {
         (certificate.as_deref(), Peer::of(Some(address.ip())), node)
     }
 
-    /// Identifies what a pod with this node's id cannot choose freely: the nodes that its certificate
-    /// is for (not the certificate, which is renewed), and its address. Each replica finds the same.
+    /// The origin of a pod with this node's id: a hash of its address and of the nodes that its
+    /// certificate is for (not of the certificate, which is renewed). Each replica finds the same.
     /// Never 0.
     pub fn origin(&self, certified: &CertifiedNodes, node: &str) -> i64 {
         let mut hasher = blake3::Hasher::new_derive_key(ORIGIN_CONTEXT);
@@ -215,6 +215,6 @@ mod tests {
         let local = origin([127, 0, 0, 1], 1, "a", &[]);
         assert_eq!(origin([127, 0, 0, 2], 2, "a", &[]), local);
         assert_ne!(origin([127, 0, 0, 1], 1, "b", &[]), local);
-        assert_eq!(first, 1_719_218_470_608_639_767, "another hash has pods chosen anew");
+        assert_eq!(first, 1_719_218_470_608_639_767, "another hash chooses other pods");
     }
 }

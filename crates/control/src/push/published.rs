@@ -87,7 +87,7 @@ pub struct PublishedRollout {
     pub stage: Stage,
     /// Which pods are chosen.
     pub choice: Choice,
-    /// By what it chooses pods, if it is for a percentage.
+    /// The order in which a percentage chooses pods.
     pub draw: Draw,
     /// The part of each domain's pods that is chosen, if a percentage is; of one that has ended, those
     /// that ever were.

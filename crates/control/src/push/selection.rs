@@ -68,7 +68,7 @@ static STRUCT_SHAPE: Shape =
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeInfo {
     pub id: String,
-    /// What the pod cannot choose freely: see [`PodRow::origin`](crate::PodRow).
+    /// The pod's origin: see `PodRow`.
     pub origin: i64,
     /// The name of its program.
     pub agent: String,
@@ -172,7 +172,7 @@ impl CertifiedNodes {
         &self.0
     }
 
-    /// Those of a certificate, for tests.
+    /// Nodes of these names, for tests.
     #[cfg(test)]
     pub fn named(names: &[&str]) -> Self {
         Self(names.iter().map(|it| (*it).to_owned()).collect())

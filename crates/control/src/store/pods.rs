@@ -63,9 +63,9 @@ pub struct PodRow {
     pub chosen_by: Vec<i64>,
     /// Whether it reports hits of its domains while a rollout is under way.
     pub reports: bool,
-    /// Identifies what the pod cannot choose freely: the names that its certificate is for, and its
-    /// address without the port. Pods at an address of loopback are told apart by their nodes' ids
-    /// too. 0 if its replica is of an earlier release.
+    /// A hash of the pod's address without the port and of the nodes that its certificate is for: the
+    /// pod chooses neither freely. At an address of loopback the node's id is part of it too. 0 if its
+    /// replica is of an earlier release.
     #[serde(skip)]
     pub origin: i64,
     /// The number of the stream in that replica.
@@ -321,7 +321,7 @@ fn numbers_of(text: &str) -> Vec<i64> {
 // === impl PodRow ===
 
 impl PodRow {
-    /// Its origin; its node's id if that is not known.
+    /// The origin; the node's id if the origin is not known.
     pub fn origin(&self) -> (i64, &str) {
         (self.origin, if self.origin == 0 { &self.node } else { "" })
     }

@@ -44,7 +44,7 @@ pub struct PlanStep {
     pub wait: Option<i64>,
 }
 
-/// By what a rollout chooses its pods.
+/// The random order in which a rollout chooses pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draw {
     /// The number of the rollout.
@@ -61,7 +61,7 @@ pub struct Place {
     origin: i64,
     /// The place of its origin among all.
     alone: i64,
-    /// Its own place in the crowd of its origin.
+    /// The place of the pod in the crowd of its origin.
     within: i64,
 }
 
@@ -72,9 +72,8 @@ pub struct Share {
     pub domain: String,
     /// The place of the last origin that is chosen, of those that are no crowds; -1 if none is.
     pub threshold: i64,
-    /// Of each crowd, the place within it of the last pod that is chosen; -1 if none is. An origin
-    /// that was a crowd stays one until the rollout ends: it cannot have the pods chosen anew again
-    /// and again by ids that come and go.
+    /// The place of the last chosen pod within each crowd; -1 if none is. An origin that was a crowd
+    /// stays one until the rollout ends, so that ids that come and go do not have pods chosen again.
     pub crowds: BTreeMap<i64, i64>,
     /// The pods that served the domain when the step was taken.
     pub pods: usize,
@@ -85,7 +84,7 @@ pub struct Share {
 /// The pods of an origin.
 #[derive(Debug, Default)]
 struct Origin {
-    /// Its place among all.
+    /// The place of the origin among all.
     alone: i64,
     /// The places of its pods within it.
     pods: BTreeSet<i64>,

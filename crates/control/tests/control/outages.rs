@@ -214,7 +214,7 @@ async fn replicas_whose_clocks_differ_by_an_hour_take_steps_in_time() {
             assert_eq!(post(server.http, &path, &Value::Null).await.status, 200);
         }
     }
-    // What the one ahead has begun takes its step in time by the other one, and ends in time.
+    // A rollout that the replica ahead has begun goes on in time by the other one.
     let soon = json!([{"stage": "enforced", "percent": 100, "wait": "2s"}, {"percent": 100}]);
     let body = json!({"domains": ["bank"], "steps": soon, "time_limit": "8s"});
     assert_eq!(post(ahead.http, "/v1/rollouts", &body).await.status, 201);
