@@ -152,8 +152,7 @@ impl Control {
         let mut replica = [0; 8];
         getrandom::fill(&mut replica).map_err(|error| StartError::Serve(error.to_string()))?;
         let replica: String = replica.iter().map(|byte| format!("{byte:02x}")).collect();
-        let fleet = Fleet::default();
-        let counts = RolloutCounts::default();
+        let (counts, fleet) = (RolloutCounts::default(), Fleet::default());
         let mut tasks = JoinSet::new(); // which end with it
         tasks.spawn(push::watch_rollout(
             store.clone(),
@@ -186,8 +185,8 @@ impl Control {
         }
         let (end, ended) = oneshot::channel::<()>();
         let ended = ended.map(|_| ()).shared();
-        let server =
-            PodServer::new((published, polled), streams, settings.selection, (counts, fleet));
+        let (reported, polled) = ((counts, fleet), (published, polled));
+        let server = PodServer::new(polled, streams, settings.selection, reported, store.clock());
         let pods = push::serve(pods_listener, pods_tls, server, ended.clone());
         let probe_routes = api::probes(Arc::clone(&app));
         let http = api::serve(http_listener, api::router(app), ended.clone());

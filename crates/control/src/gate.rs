@@ -4,6 +4,8 @@
 //! stage `shadow` begins with empty counts, so that it tells nothing before the longest window of
 //! the changed limits has turned once.
 
+use std::collections::BTreeMap;
+
 use crate::store::{
     Bound, CountKey, HitCount, Hits, PodRow, Rollout, RolloutStep, Stage, StepHits, percent, share,
 };
@@ -129,13 +131,22 @@ fn unheard(rollout: &Rollout, rows: &[PodRow], hits: &StepHits) -> Option<String
 }
 
 /// Says how many pods count nothing for the stage `shadow`, which takes the limits of the draft for
-/// wider than they are then; `None` if there are few.
+/// wider than they are then; `None` if there are few: of the pods, and of their origins, of which each
+/// counts once, so that one address with many ids that count hides no pod that does not.
 fn uncounted(rollout: &Rollout, rows: &[PodRow]) -> Option<String> {
     let RolloutStep { stage, version, .. } = *rollout.last();
     let is_silent = |row: &&PodRow| !row.reports || row.accepted < version;
     let silent = rows.iter().filter(is_silent).count();
-    let share = share(u64::try_from(silent).ok()?, u64::try_from(rows.len()).ok()?)?;
-    (stage == Stage::Shadow && share > LEFT_OUT_MAX).then(|| {
+    let mut origins = BTreeMap::<_, (u64, u64)>::new();
+    for row in rows {
+        let (silent, all) = origins.entry(row.origin()).or_default();
+        (*silent, *all) = (*silent + u64::from(is_silent(&row)), *all + 1);
+    }
+    let parts = origins.values().filter_map(|(silent, all)| share(*silent, *all));
+    let count = f64::from(u32::try_from(origins.len()).unwrap_or(u32::MAX));
+    let of_origins = parts.sum::<f64>() > LEFT_OUT_MAX * count;
+    let of_pods = share(silent as u64, rows.len() as u64).is_some_and(|it| it > LEFT_OUT_MAX);
+    (stage == Stage::Shadow && (of_pods || of_origins)).then(|| {
         format!(
             "{silent} of {} pods count nothing for the draft: they report no hits, or do not run \
              the version {version}",
@@ -190,6 +201,7 @@ mod tests {
             bound: Some(Bound { denied_share: 0.05, hits_min }),
             time_limit: None,
             longest_window: 60,
+            seed: None,
             domains: vec![RolloutDomain {
                 domain: "shop".to_owned(),
                 changed: 1,
@@ -269,7 +281,8 @@ mod tests {
 
     #[test]
     fn a_shadow_that_lacks_the_counts_of_many_pods_is_inconclusive() {
-        let mut rows: Vec<_> = (0..20).map(|at| row("a", &[7][..usize::from(at < 2)])).collect();
+        let row = |at: usize| row(&format!("pod-{at}"), &[7][..usize::from(at < 2)]);
+        let mut rows: Vec<_> = (0..20).map(row).collect();
         let of =
             |stage, rows: &[PodRow]| kind(&rollout(stage, 100), rows, &counted(900, 0, 0, 0), 60);
         rows[19].reports = false;
@@ -277,6 +290,18 @@ mod tests {
         rows[18].accepted = 8;
         assert_eq!(of(Stage::Shadow, &rows), "inconclusive");
         assert_eq!(of(Stage::Enforced, &rows), "open");
+    }
+
+    #[test]
+    fn many_ids_of_one_address_do_not_hide_pods_that_count_nothing() {
+        let honest =
+            (2..22).map(|origin| PodRow { origin, ..row("", &[7][..usize::from(origin < 4)]) });
+        let mut rows: Vec<_> = honest.collect();
+        rows[18].reports = false;
+        rows[19].reports = false;
+        rows.extend((0..1000).map(|at| PodRow { origin: 1, ..row(&at.to_string(), &[]) }));
+        let it = rollout(Stage::Shadow, 100);
+        assert_eq!(kind(&it, &rows, &counted(900, 0, 0, 0), 60), "inconclusive");
     }
 
     #[test]

@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
@@ -118,7 +117,7 @@ async fn in_time<T>(turn: impl Future<Output = Result<T, Problem>>) -> Result<T,
 }
 
 async fn end_if_late(app: &App, rollout: &Rollout) -> Result<(), Problem> {
-    match due_by_time(rollout, now()) {
+    match due_by_time(rollout, app.store.now()) {
         Some(Due::End) => take(app, rollout, &Due::End).await,
         _ => Ok(()),
     }
@@ -132,20 +131,16 @@ async fn go_on(
     pods: Option<&[PodRow]>,
     seen: &mut Seen,
 ) -> Result<(), Problem> {
-    let due = match due_by_time(rollout, now()) {
+    let due = match due_by_time(rollout, app.store.now()) {
         Some(Due::End) => return Ok(()),
         Some(Due::Advance) => advance_if_open(app, rollout, seen).await?,
         due => due,
     };
-    let choice = || pods.and_then(|pods| seen.choice(rollout, pods, now()));
+    let choice = || pods.and_then(|pods| seen.choice(rollout, pods, app.store.now()));
     match due.or_else(choice) {
         Some(due) => take(app, rollout, &due).await,
         None => Ok(()),
     }
-}
-
-fn now() -> i64 {
-    Timestamp::now().as_millisecond()
 }
 
 /// The step that is due by the time alone.
@@ -165,7 +160,7 @@ async fn advance_if_open(
     let version = rollout.last().version;
     let rows = app.store.connected_pods(Some(&rollout.names())).await?;
     let hits = app.store.hits(version).await?;
-    let Some(why) = Gate::of(rollout, &rows, &hits, now()).why() else {
+    let Some(why) = Gate::of(rollout, &rows, &hits, app.store.now()).why() else {
         return Ok(Some(Due::Advance));
     };
     if seen.shut.insert(version) {
@@ -201,7 +196,7 @@ impl Seen {
             let Some(share) = step.shares.iter().find(|it| it.domain == domain) else {
                 return Some(0); // begun by an earlier release
             };
-            let (serve, chosen) = share.now(rollout.id, pods);
+            let (serve, chosen) = share.now(rollout.into(), pods);
             let wanted = wanted(percent, serve);
             let is_off = (chosen == 0 && wanted > 0) || chosen.abs_diff(wanted) > tolerated(wanted);
             is_off.then_some(if share.chosen == 0 { 0 } else { AWAY_MAX })

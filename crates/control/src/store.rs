@@ -9,6 +9,7 @@
 //!   ├ approvals: who has to agree before a draft is published, and who did
 //!   ├ sessions: people who are signed in
 //!   └ tokens: what each may add, and the answers to repeated writes
+//! DatabaseClock ── the time that replicas compare
 //! Store ── reads: rules, drafts, versions, rollouts, pods, tokens
 //! ```
 //! Both databases are used through the types and the SQL that they share, but for some migrations.
@@ -16,6 +17,7 @@
 
 mod approvals;
 mod change_sets;
+mod clock;
 mod contents;
 mod pods;
 mod rollout_plan;
@@ -38,10 +40,11 @@ use std::time::Duration;
 
 pub use approvals::{APPROVALS_MAX, ApprovalRow, DraftApprovals, DraftAuthor};
 pub use change_sets::{ChangeSet, SetChange};
+pub use clock::DatabaseClock;
 use contents::Compared;
 use jiff::Timestamp;
 pub use pods::{CHANGES_MAX, PodRow};
-pub use rollout_plan::{PlanStep, Share, place_of, wanted};
+pub use rollout_plan::{Draw, PlanStep, Share, positive, wanted};
 #[cfg(test)]
 pub use rollouts::RolloutDomain;
 pub use rollouts::{
@@ -134,7 +137,7 @@ impl Backend {
     const fn clock(self) -> &'static str {
         match self {
             Self::Postgres => "CAST(EXTRACT(EPOCH FROM CLOCK_TIMESTAMP()) * 1000 AS BIGINT)",
-            Self::Sqlite => "CAST((JULIANDAY('now') - 2440587.5) * 86400000 AS INTEGER)",
+            Self::Sqlite => "CAST(ROUND((JULIANDAY('now') - 2440587.5) * 86400000) AS INTEGER)",
         }
     }
 }
@@ -166,6 +169,7 @@ pub struct Store {
     /// Whether the domains that objects define are theirs alone.
     follows_objects: bool,
     compared: Compared,
+    clock: DatabaseClock,
 }
 
 impl Database {
@@ -225,7 +229,12 @@ impl Store {
         let reserved = options(RESERVED_MAX, STATEMENT_SECONDS).connect_lazy(&url)?;
         let turns = WriteTurns::default();
         let compared = Compared::default();
-        Ok(Self { pool, lists, reserved, turns, backend, follows_objects: false, compared })
+        let clock = DatabaseClock::new(backend);
+        let follows_objects = false;
+        let store =
+            Self { pool, lists, reserved, turns, backend, follows_objects, compared, clock };
+        store.read_clock().await?;
+        Ok(store)
     }
 
     /// The same database, of which the domains that objects of Kubernetes define are theirs alone.
@@ -482,7 +491,7 @@ impl From<serde_json::Error> for StoreError {
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 18] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 19] = [
     (1, "schema", shared(include_str!("../migrations/0001_schema.sql"))),
     (
         2,
@@ -553,6 +562,7 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 18] = [
     ),
     (18, "approvals", shared(include_str!("../migrations/0018_approvals.sql"))),
     (19, "identities", shared(include_str!("../migrations/0019_identities.sql"))),
+    (20, "draws", shared(include_str!("../migrations/0020_draws.sql"))),
 ];
 
 /// The same SQL for both databases.
@@ -617,6 +627,9 @@ mod tests {
         write.commit().await.unwrap();
         let rollout = store.open_rollouts().await.unwrap().remove(0);
         assert_eq!((rollout.number(), rollout.last().shares[0].chosen), (2, 1));
+        // Pods keep their places, which follow from the rollout's number and their ids.
+        let threshold = rollout.last().shares[0].threshold;
+        assert_eq!((rollout.seed, threshold), (None, 3_190_837_713_222_167_121));
     }
 
     #[tokio::test]

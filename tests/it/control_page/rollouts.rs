@@ -14,9 +14,8 @@ use crate::support::ratelease::Ratelease;
 /// Limit for what takes a few seconds, on a machine that also compiles.
 pub(super) const SOON: Duration = Duration::from_secs(40);
 
-/// Two pods. The first rollout of a database with half of the pods chooses the second one, which has
-/// the lower hash of the rollout and the id.
-const PODS: [&str; 2] = ["pod-1", "pod-0"];
+/// Two pods, of which a rollout with half of the pods draws one.
+const PODS: [&str; 2] = ["pod-0", "pod-1"];
 
 /// Why the next step of a rollout is taken.
 const REASON: &str = "main form [data-field=reason]";
@@ -68,9 +67,9 @@ async fn status_becomes(pod: &Ratelease, status: u16) {
 async fn a_rollout_is_begun_watched_and_advanced_to_all_pods() {
     let control = Control::start().await;
     prepare(&control).await;
-    let [(other, _other_dir), (chosen, _chosen_dir)] = PODS.map(|id| pod(&control, id, &[]));
+    let [(first, _first_dir), (second, _second_dir)] = PODS.map(|id| pod(&control, id, &[]));
     let mut browser = opened(&control).await;
-    for pod in [&other, &chosen] {
+    for pod in [&first, &second] {
         pod.ready().await;
     }
     control.lists(2).await;
@@ -84,7 +83,13 @@ async fn a_rollout_is_begun_watched_and_advanced_to_all_pods() {
         "Number({FIGURES}[0][2].split(' ')[0]) > 2 && \
          {FIGURES}[0][1] === '0 (0 %)' && {FIGURES}[1][2] === '0 (0 %)'"
     );
-    load_until(&mut browser, &[&other, &chosen], &counts).await;
+    load_until(&mut browser, &[&first, &second], &counts).await;
+    let list = control.call("GET", "/v1/pods", &Value::Null).await;
+    let rows = list["pods"].as_array().unwrap();
+    let drawn: Vec<_> = rows.iter().filter(|it| it["rollouts"] == json!([1])).collect();
+    assert_eq!(drawn.len(), 1, "{list}");
+    let is_first = drawn[0]["node"] == PODS[0];
+    let (chosen, other) = if is_first { (first, second) } else { (second, first) };
     assert_eq!(ask(&chosen).await, 200, "in shadow the limit in force decides");
 
     put(&mut browser, REASON, "no request was denied").await;

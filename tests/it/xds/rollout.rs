@@ -11,10 +11,8 @@ use crate::support::now;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::Connection;
 
-/// Four pods, and whether the first rollout of a database chooses them as half of the pods: they have
-/// the lowest hashes of the rollout and the id.
-const PODS: [(&str, bool); 4] =
-    [("pod-0", true), ("pod-1", false), ("pod-2", true), ("pod-3", false)];
+/// Four pods.
+const PODS: [&str; 4] = ["pod-0", "pod-1", "pod-2", "pod-3"];
 
 /// How long all pods may take to go back after the hits that exceed the bound, on a machine that
 /// also compiles. Reports come each second.
@@ -52,21 +50,33 @@ async fn prepare(control: &Control, published: u32) {
     control.call("PUT", &path, &change).await;
 }
 
-/// Starts the pods, each of which counts by itself.
+/// Starts the pods, each of which counts by itself. None is chosen.
 async fn pods(control: &Control) -> Vec<Pod> {
     let mut pods = Vec::new();
     let server = control.pods.to_string();
-    let spawned = PODS.map(|(id, is_chosen)| {
+    let spawned = PODS.map(|id| {
         let env = [("CONFIG_GRPC_XDS_RATELEASE", "true"), ("CONFIG_GRPC_XDS_NODE_ID", id)];
-        (spawn(&server, &env), is_chosen)
+        spawn(&server, &env)
     });
-    for ((pod, dir), is_chosen) in spawned {
+    for (pod, dir) in spawned {
         pod.ready().await;
         let connection = Connection::open(pod.grpc).await;
-        pods.push(Pod { pod, connection, is_chosen, _dir: dir });
+        pods.push(Pod { pod, connection, is_chosen: false, _dir: dir });
     }
     control.lists(PODS.len()).await;
     pods
+}
+
+/// Notes which of the pods the rollout has chosen: it draws them.
+async fn note_chosen(control: &Control, pods: &mut [Pod]) {
+    let list = control.call("GET", "/v1/pods", &Value::Null).await;
+    let is_chosen = |id: &str| {
+        let mut rows = list["pods"].as_array().unwrap().iter();
+        rows.any(|it| it["node"] == id && it["rollouts"] == json!([1]))
+    };
+    for (id, pod) in PODS.iter().zip(pods) {
+        pod.is_chosen = is_chosen(id);
+    }
 }
 
 async fn rollout(control: &Control) -> Value {
@@ -117,10 +127,12 @@ async fn none_denies(pods: &[Pod]) -> Instant {
 async fn exactly_the_chosen_pods_enforce_a_rollout_and_all_go_back_above_its_bound() {
     let control = Control::start().await;
     prepare(&control, FAR).await;
-    let pods = pods(&control).await;
+    let mut pods = pods(&control).await;
     let body = json!({"pods": {"percent": 50}, "bound": {"denied_share": 0.5, "hits_min": 40}});
     control.call("POST", "/v1/rollouts?reason=tighter", &body).await;
     all_run(&control).await;
+    note_chosen(&control, &mut pods).await;
+    assert_eq!(pods.iter().filter(|it| it.is_chosen).count(), 2);
     let is_counted = |domain: &Value| {
         let count = |group: &str, name: &str| domain[group][name].as_u64().unwrap();
         count("chosen", "shadow_denied") > 0 && count("others", "hits") > 0

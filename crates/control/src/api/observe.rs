@@ -265,7 +265,7 @@ fn metrics_text(app: &App, has_database: bool) -> String {
     let set = Arc::clone(&app.published.borrow());
     let states = app.streams.states(set.version, set.at);
     let lag = app.streams.lag();
-    let mut text = metrics::render(&set, states, &lag, has_database);
+    let mut text = metrics::render(&set, (states, app.store.now()), &lag, has_database);
     metrics::render_rollout(&mut text, &set, &app.streams, &app.counts);
     metrics::render_objects(&mut text, &app.objects);
     text

@@ -205,7 +205,8 @@ async fn advance(
         need_open(&rollout, number)?;
         if !asked.force {
             let rows = app.store.connected_pods(Some(&rollout.names())).await?;
-            pass_gate(&rollout, &rows, &app.store.hits(rollout.last().version).await?)?;
+            let hits = app.store.hits(rollout.last().version).await?;
+            pass_gate(&rollout, &rows, &hits, app.store.now())?;
         }
         match approved? {
             Some(approved) if !approved.is_current(&mut write).await? => continue,
@@ -231,8 +232,8 @@ fn is_at(rollout: &Rollout, number: usize) -> bool {
 ///
 /// # Errors
 /// They deny more than the bound allows, or show too little to tell.
-fn pass_gate(rollout: &Rollout, rows: &[PodRow], hits: &StepHits) -> Result<(), Problem> {
-    match Gate::of(rollout, rows, hits, now()) {
+fn pass_gate(rollout: &Rollout, rows: &[PodRow], hits: &StepHits, now: i64) -> Result<(), Problem> {
+    match Gate::of(rollout, rows, hits, now) {
         Gate::Open => Ok(()),
         Gate::Exceeded(why) => {
             let detail = format!("{why}; change the rules, or send force: true");
@@ -245,11 +246,6 @@ fn pass_gate(rollout: &Rollout, rows: &[PodRow], hits: &StepHits) -> Result<(), 
             Err(Problem::conflict("inconclusive", detail))
         }
     }
-}
-
-/// The time in milliseconds since the Unix epoch.
-fn now() -> i64 {
-    Timestamp::now().as_millisecond()
 }
 
 /// The step that a call asks for, of the rollout as it was when the call came.
@@ -730,12 +726,13 @@ async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutVi
         let groups = PodGroups::of(&rows, rollout.id, version);
         warnings = groups.warnings(rollout, &rows, &domains);
         let sees_all = domains.len() == rollout.domains.len();
-        let why = Gate::of(rollout, &rows, &hits, now()).why();
+        let now = app.store.now();
+        let why = Gate::of(rollout, &rows, &hits, now).why();
         // The names of the others are not the caller's to know.
         let none = (groups.chosen.connected == 0).then(|| "no chosen pod is connected".to_owned());
         let why = why.filter(|_| sees_all).or(none);
-        warnings.extend(why.clone().or_else(|| window_not_turned(rollout, now())));
-        waits_for = waits_for_of(rollout, why);
+        warnings.extend(why.clone().or_else(|| window_not_turned(rollout, now)));
+        waits_for = waits_for_of(rollout, why, now);
         pods = Some(groups);
     }
     warnings.extend(unread);
@@ -770,10 +767,10 @@ fn choice_of(rollout: &Rollout) -> Choice {
 
 /// Says why the next step is not taken: the gate is shut, the wait is not over, or no call asked
 /// for it.
-fn waits_for_of(rollout: &Rollout, gate: Option<String>) -> Option<String> {
+fn waits_for_of(rollout: &Rollout, gate: Option<String>, now: i64) -> Option<String> {
     let next = match rollout.next_at() {
         None => Some("a call of /advance: the step has no wait".to_owned()),
-        Some(at) if at > now() => Some(format!("the end of its wait, at {}", time(at))),
+        Some(at) if at > now => Some(format!("the end of its wait, at {}", time(at))),
         Some(_) => None,
     };
     match (gate, next) {
@@ -835,7 +832,7 @@ impl PodGroups {
                 ));
             }
         }
-        if let (Choice::Percent(_), Some(id)) = (&rollout.choice, shared_id(rows)) {
+        if let (Choice::Percent(_), Some(id)) = (&rollout.choice, shared_id(rows, rollout.seed)) {
             let id = ratelease_rules::excerpt(id);
             warnings.push(format!(
                 "several pods have the node id '{id}', so that a percentage chooses all of them \
@@ -853,13 +850,14 @@ impl PodGroups {
     }
 }
 
-/// An id that pods of different addresses have. Only those of one replica are compared: a pod may
-/// be shown for another one that it has left.
-fn shared_id(rows: &[PodRow]) -> Option<&str> {
+/// An id that several pods have, if the rollout does not tell them apart by their origins. Only pods of
+/// one replica are compared: a pod may be shown for another one that it has left.
+fn shared_id(rows: &[PodRow], seed: Option<i64>) -> Option<&str> {
     let mut peers = BTreeMap::new();
     for row in rows {
         let at = &*row.peer;
-        if *peers.entry((&*row.replica, &*row.node)).or_insert(at) != at {
+        let origin = seed.map(|_| row.origin);
+        if *peers.entry((&*row.replica, &*row.node, origin)).or_insert(at) != at {
             return Some(&row.node);
         }
     }
@@ -925,10 +923,14 @@ mod tests {
 
     #[test]
     fn an_id_of_several_pods_is_found() {
+        let shared_id = |rows: &[PodRow]| shared_id(rows, Some(1)).map(str::to_owned);
         assert_eq!(shared_id(&[row("a", "1", 0, 0)]), None);
         assert_eq!(shared_id(&[row("a", "1", 0, 0), row("b", "2", 0, 0)]), None);
         let (one, other) = (row("a", "1", 0, 0), row("a", "2", 0, 0));
-        assert_eq!(shared_id(&[one.clone(), other.clone()]), Some("a"));
+        assert_eq!(shared_id(&[one.clone(), other.clone()]).as_deref(), Some("a"));
+        let far = PodRow { origin: 7, ..other.clone() };
+        assert_eq!(shared_id(&[one.clone(), far.clone()]), None);
+        assert_eq!(super::shared_id(&[one.clone(), far], None), Some("a"), "of an earlier release");
         let moved = PodRow { replica: "gone".into(), ..other };
         assert_eq!(shared_id(&[one, moved]), None);
     }

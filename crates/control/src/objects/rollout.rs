@@ -62,8 +62,7 @@ impl Tries {
                 true => {
                     let rows = store.connected_pods(Some(&last.names())).await?;
                     let hits = store.hits(last.last().version).await?;
-                    let now = Timestamp::now().as_millisecond();
-                    Gate::of(&last, &rows, &hits, now).why()
+                    Gate::of(&last, &rows, &hits, store.now()).why()
                 }
             };
             tries.0.extend(Tried::of(&last, &domain.name, why).map(|it| (domain.name.clone(), it)));

@@ -11,6 +11,10 @@ use tokio::time::sleep;
 use tonic::Streaming;
 
 use super::selection::{CertifiedNodes, Selection};
+use crate::store::positive;
+
+/// The context of the hash that is the origin of a pod. Another text would choose other pods.
+const ORIGIN_CONTEXT: &str = "ratelease 2026-11 origins of pods";
 
 /// Messages that a connection may send at once, and how soon it may send another one. Each
 /// response permits two more: its answer, and one that crosses it. A pod sends a report each
@@ -74,6 +78,21 @@ impl ConnectedPod {
         let first = || self.shared.node.get_or_init(|| blake3::hash(node.as_bytes()));
         let node = address.ip().is_loopback().then(first);
         (certificate.as_deref(), Peer::of(Some(address.ip())), node)
+    }
+
+    /// The origin of a pod with this node's id: a hash of its address and of the nodes that its
+    /// certificate is for (not of the certificate, which is renewed). Each replica finds the same.
+    /// Never 0.
+    pub fn origin(&self, certified: &CertifiedNodes, node: &str) -> i64 {
+        let mut hasher = blake3::Hasher::new_derive_key(ORIGIN_CONTEXT);
+        let ip = self.client.address.ip().to_canonical();
+        let node = if ip.is_loopback() { node } else { "" };
+        let names = certified.names().iter().map(String::as_str);
+        let address = if ip.is_loopback() { String::new() } else { ip.to_string() };
+        for part in [address.as_str(), node].into_iter().chain(names) {
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+        }
+        positive(&hasher.finalize()).max(1)
     }
 
     /// Reads the next message of a stream, once the budget of the connection allows one. `None` at
@@ -177,5 +196,25 @@ mod tests {
         assert_eq!(identity(&again, "a"), first, "a pod that connects again");
         let (far, far_again) = (connection([10, 0, 0, 1]), connection([10, 0, 0, 1]));
         assert_eq!(identity(&far, "a"), identity(&far_again, "b"), "its address is its own");
+    }
+
+    #[tokio::test]
+    async fn the_origin_of_a_pod_is_its_address_and_what_its_certificate_is_for() {
+        let origin = |ip: [u8; 4], port: u16, node: &str, names: &[&str]| {
+            let connection = Connection::standalone(duplex(1).0).handle();
+            let address = SocketAddr::from((ip, port));
+            let pod = ConnectedPod::new(Client { connection, address, certificate: None });
+            pod.origin(&CertifiedNodes::named(names), node)
+        };
+        let first = origin([10, 0, 0, 1], 1, "a", &[]);
+        assert_eq!(origin([10, 0, 0, 1], 2, "b", &[]), first);
+        assert_ne!(origin([10, 0, 0, 2], 1, "a", &[]), first);
+        let named = origin([10, 0, 0, 1], 1, "a", &["edge.shop"]);
+        assert!(named != first && named == origin([10, 0, 0, 1], 2, "b", &["edge.shop"]));
+        // Clients of this machine may use any address of loopback.
+        let local = origin([127, 0, 0, 1], 1, "a", &[]);
+        assert_eq!(origin([127, 0, 0, 2], 2, "a", &[]), local);
+        assert_ne!(origin([127, 0, 0, 1], 1, "b", &[]), local);
+        assert_eq!(first, 1_719_218_470_608_639_767, "another hash chooses other pods");
     }
 }

@@ -18,7 +18,6 @@ use std::time::Duration;
 use envoy_types::pb::envoy::service::load_stats::v3::LoadStatsResponse;
 use envoy_types::pb::google::protobuf;
 use futures_util::stream::{BoxStream, StreamExt};
-use jiff::Timestamp;
 use parking_lot::Mutex;
 use prost::Message;
 use ratelease_engine::rng::next_u64;
@@ -316,7 +315,7 @@ impl Reports {
         let note = Note {
             hits_min: rollout.bound.map_or(0, |it| it.hits_min).unsigned_abs(),
             second,
-            is_evidence: Timestamp::now().as_millisecond() >= rollout.tells_at,
+            is_evidence: self.server.clock.now() >= rollout.tells_at,
         };
         // What the pod was sent counts, whatever node it says here that it is.
         let is_chosen = self.server.streams.is_chosen(&self.peer, rollout.id);

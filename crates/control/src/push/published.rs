@@ -26,8 +26,8 @@ use super::selection::NodeInfo;
 use crate::document::weigh;
 use crate::gate::shadow_tells_at;
 use crate::store::{
-    Bound, CHANNEL, Choice, Database, Rollout, RolloutStep, Share, Stage, Store, StoreError,
-    StoreResult, TEXTS_MAX, VersionChange, place_of,
+    Bound, CHANNEL, Choice, Database, Draw, Rollout, RolloutStep, Share, Stage, Store, StoreError,
+    StoreResult, TEXTS_MAX, VersionChange,
 };
 
 /// All that is published, of one version.
@@ -87,9 +87,11 @@ pub struct PublishedRollout {
     pub stage: Stage,
     /// Which pods are chosen.
     pub choice: Choice,
-    /// The places of the last pods that are chosen for each domain, if a percentage is; of one that has
-    /// ended, that ever were.
-    pub thresholds: BTreeMap<String, i64>,
+    /// The order in which a percentage chooses pods.
+    pub draw: Draw,
+    /// The part of each domain's pods that is chosen, if a percentage is; of one that has ended, those
+    /// that ever were.
+    pub shares: Vec<Share>,
     /// When it is rolled back.
     pub bound: Option<Bound>,
     /// From when on hits are evidence, in milliseconds since the Unix epoch.
@@ -321,10 +323,12 @@ impl PublishedRollout {
             true => &rollout.steps[rollout.steps.len() - 1..],
             false => &rollout.steps[..],
         };
-        let mut thresholds = BTreeMap::new();
-        for Share { domain, threshold, .. } in shares.iter().flat_map(|it| &it.shares) {
-            let highest = thresholds.entry(domain.clone()).or_insert(*threshold);
-            *highest = (*highest).max(*threshold);
+        // A pod that a step has chosen was below the highest threshold of the same crowds.
+        let mut merged = BTreeMap::<_, Share>::new();
+        for share in shares.iter().flat_map(|it| &it.shares) {
+            let highest = merged.entry((&share.domain, &share.crowds));
+            let highest = highest.or_insert_with(|| share.clone());
+            highest.threshold = highest.threshold.max(share.threshold);
         }
         let was_shadow = rollout.last_open().is_some_and(|it| it.stage == Stage::Shadow);
         Self {
@@ -332,7 +336,8 @@ impl PublishedRollout {
             version,
             stage,
             choice: rollout.choice.clone(),
-            thresholds,
+            draw: rollout.into(),
+            shares: merged.into_values().collect(),
             bound: rollout.bound,
             tells_at: if stage == Stage::Shadow { shadow_tells_at(rollout) } else { 0 },
             names,
@@ -348,10 +353,9 @@ impl PublishedRollout {
         if let Choice::Label(key, value) = &self.choice {
             return node.label(key) == Some(value);
         }
-        let place = place_of(self.id, &node.id);
-        let is_within = |(_, threshold): &(&String, &i64)| place <= **threshold;
-        let mut domains = self.thresholds.iter().filter(is_within).map(|(domain, _)| domain);
-        domains.any(|it| serves(node, allowed, it))
+        let place = self.draw.place(node.origin, &node.id);
+        let mut shares = self.shares.iter().filter(|it| it.chooses(&place));
+        shares.any(|it| serves(node, allowed, &it.domain))
     }
 
     /// Whether what this node has may have changed when the rollout ended.
@@ -399,7 +403,11 @@ pub async fn follow(
     let mut is_away = false;
     loop {
         let known = Arc::clone(&sender.borrow());
-        let loaded = timeout(POLL_MAX, load(&store, &known, &mut texts)).await;
+        let poll = async {
+            store.read_clock().await?;
+            load(&store, &known, &mut texts).await
+        };
+        let loaded = timeout(POLL_MAX, poll).await;
         let loaded = loaded
             .unwrap_or_else(|_| Err(StoreError::Unavailable(format!("silent for {POLL_MAX:?}"))));
         match loaded {
@@ -619,13 +627,17 @@ mod tests {
     };
 
     fn rollout(choice: Choice, thresholds: &[(&str, i64)]) -> PublishedRollout {
-        let thresholds = thresholds.iter().map(|(name, it)| ((*name).to_owned(), *it));
+        let share = |(domain, threshold): &(&str, i64)| {
+            let (domain, threshold) = ((*domain).to_owned(), *threshold);
+            Share { domain, threshold, crowds: BTreeMap::new(), pods: 0, chosen: 0 }
+        };
         PublishedRollout {
             id: 1,
             version: 1,
             stage: Stage::Shadow,
             choice,
-            thresholds: thresholds.collect(),
+            draw: Draw { rollout: 1, seed: Some(1) },
+            shares: thresholds.iter().map(share).collect(),
             bound: None,
             tells_at: 0,
             names: BTreeSet::new(),
@@ -641,7 +653,9 @@ mod tests {
 
     #[test]
     fn a_pod_is_chosen_up_to_the_threshold_of_its_domain() {
-        let place = place_of(1, "pod-1");
+        let row = PodRow { node: "pod-1".to_owned(), ..PodRow::default() };
+        let draw = Draw { rollout: 1, seed: Some(1) };
+        let place = Share::of(draw, "shop", 100, &[row], None).threshold;
         let of = |thresholds: &[(&str, i64)]| rollout(Choice::Percent(50), thresholds);
         let (at, below) = (of(&[("shop", place)]), of(&[("shop", place - 1)]));
         assert!(at.chooses(&node("pod-1"), None) && !below.chooses(&node("pod-1"), None));
@@ -810,7 +824,8 @@ mod tests {
         assert_eq!(names(&set, None), "bank shop shop@candidate");
         assert_eq!(names(&set, Some(&BTreeSet::from(["shop"]))), "shop shop@candidate");
         assert_eq!(names(&set, Some(&BTreeSet::from(["bank"]))), "bank");
-        let another = NodeInfo::named("not chosen", &[]);
+        let named = (0..).map(|at| NodeInfo::named(&format!("pod-{at}"), &[]));
+        let another = named.into_iter().find(|it| set.chosen(it, None).is_empty()).unwrap();
         let selected = set.selected(&another, None);
         let others: Vec<_> = selected.domains.iter().map(|it| it.text()).collect();
         assert_eq!(selected.names.join(" "), "bank shop shop@candidate");
@@ -825,6 +840,47 @@ mod tests {
         assert_eq!(names(&enforced, None), "shop");
         assert_eq!(enforced.selected(&node, None).domains[0].text(), b"draft");
         assert_eq!(enforced.selected(&another, None).names.join(" "), "bank shop");
+    }
+
+    #[tokio::test]
+    async fn streams_are_chosen_as_the_step_has_chosen_their_origins() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path(), &["shop"]).await;
+        // Ten ids of one address, and four pods of others.
+        let pod = |at: i64| PodRow {
+            node: format!("pod-{at}"),
+            origin: if at < 10 { 99 } else { at },
+            ..PodRow::default()
+        };
+        let pods: Vec<_> = (0..14).map(pod).collect();
+        let mut seeds = BTreeSet::new();
+        for _ in 0..5 {
+            let texts = RolloutTexts {
+                shadow: text("shop", "shadow"),
+                others: text("shop", "others"),
+                draft: text("shop", "enforced"),
+            };
+            let choice = Choice::Percent(50);
+            let plan = plan_of_one_stage(Stage::Shadow, &choice);
+            let new = NewRollout { choice, plan, ..to_all(vec![texts]) };
+            let mut write = begin(&store).await;
+            write.begin_rollout(&new, &pods).await.unwrap();
+            write.commit().await.unwrap();
+            let set = load_all(&store, &PublishedSet::default()).await.unwrap().unwrap();
+            let is_chosen = |row: &&PodRow| {
+                let mut node = node(&row.node);
+                node.origin = row.origin;
+                !set.chosen(&node, None).is_empty()
+            };
+            let [crowd, others] = [&pods[..10], &pods[10..]].map(|it| it.iter().filter(is_chosen));
+            assert_eq!((crowd.count(), others.count()), (5, 2));
+            let rollout = store.open_rollouts().await.unwrap().remove(0);
+            seeds.extend(rollout.seed);
+            let mut write = begin(&store).await;
+            write.end_rollout(&rollout, Stage::Aborted).await.unwrap();
+            write.commit().await.unwrap();
+        }
+        assert_eq!(seeds.len(), 5, "each draws a number");
     }
 
     #[tokio::test]

@@ -68,6 +68,8 @@ static STRUCT_SHAPE: Shape =
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeInfo {
     pub id: String,
+    /// The pod's origin: see `PodRow`.
+    pub origin: i64,
     /// The name of its program.
     pub agent: String,
     /// The limit of its memory in bytes, if it gives one.
@@ -129,7 +131,7 @@ impl NodeInfo {
             let why = "the metadata of the node has more than 64 KiB of texts; shorten it";
             return Err(Status::invalid_argument(why));
         }
-        Ok(Self { id, agent, memory, domains, labels: texts })
+        Ok(Self { id, origin: 0, agent, memory, domains, labels: texts })
     }
 
     /// A node with this id and these texts in its metadata, for tests.
@@ -161,6 +163,21 @@ pub struct Selection(pub BTreeMap<String, Vec<String>>);
 /// The nodes of a [`Selection`] that a certificate is for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CertifiedNodes(Vec<String>);
+
+// === impl CertifiedNodes ===
+
+impl CertifiedNodes {
+    /// Their names, in order.
+    pub fn names(&self) -> &[String] {
+        &self.0
+    }
+
+    /// Nodes of these names, for tests.
+    #[cfg(test)]
+    pub fn named(names: &[&str]) -> Self {
+        Self(names.iter().map(|it| (*it).to_owned()).collect())
+    }
+}
 
 // === impl Selection ===
 

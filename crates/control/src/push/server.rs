@@ -8,7 +8,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::stream::{self, BoxStream, StreamExt};
-use jiff::Timestamp;
 use prost::Message;
 use ratelease_listener::Peer;
 use ratelease_xds::shape::{Field, Shape};
@@ -25,7 +24,7 @@ use super::load_reports::RolloutCounts;
 use super::published::{PublishedDomain, PublishedSet, Selected};
 use super::selection::{CertifiedNodes, NODE_SHAPE, Node, NodeInfo, Selection};
 use super::streams::{Row, Streams};
-use crate::store::PodRow;
+use crate::store::{DatabaseClock, PodRow};
 
 /// Maximum number of responses on their way to a pod: one with its rules, and one without resources
 /// of the type that a pod of 0.2 asks for too.
@@ -90,6 +89,8 @@ pub struct PodServer {
     pub fleet: Fleet,
     /// Responses that are on their way to pods.
     pub deliveries: Deliveries,
+    /// The time that is compared with that of versions, and with what other replicas wrote.
+    pub clock: DatabaseClock,
 }
 
 /// A stream.
@@ -121,10 +122,11 @@ impl PodServer {
         streams: Streams,
         selection: Selection,
         (counts, fleet): (RolloutCounts, Fleet),
+        clock: DatabaseClock,
     ) -> Self {
         let selection = Arc::new(selection);
         let deliveries = Deliveries::default();
-        Self { published, polls, streams, selection, counts, fleet, deliveries }
+        Self { published, polls, streams, selection, counts, fleet, deliveries, clock }
     }
 
     /// Serves a stream, and returns its responses.
@@ -218,7 +220,9 @@ impl Stream {
     fn take(&mut self, mut request: DiscoveryRequest) -> Result<bool, Status> {
         let running = version_of(&request);
         if let (Some(node), None) = (request.node.take(), &self.node) {
-            self.node = Some(Arc::new(NodeInfo::of(node)?));
+            let mut node = NodeInfo::of(node)?;
+            node.origin = self.pod.origin(&self.certified, &node.id);
+            self.node = Some(Arc::new(node));
             self.selected = None;
         }
         let known = [CONFIG_TYPE, RULES_TYPE].into_iter().find(|url| *url == request.type_url);
@@ -228,7 +232,7 @@ impl Stream {
         })?;
         match &mut self.subscription {
             Some(subscription) if subscription.of == of => {
-                Ok(subscription.take_answer(request, &self.server.streams, &self.pod))
+                Ok(subscription.take_answer(request, &self.server, &self.pod))
             }
             None => self.subscribe(of, running).map(|()| true),
             // The answer to a response without resources, or to one before the type changed.
@@ -248,10 +252,11 @@ impl Stream {
         let row = PodRow {
             domains,
             node: node.id.clone(),
+            origin: node.origin,
             agent: node.agent.clone(),
             peer: self.pod.client.address.to_string(),
             type_url: of.to_owned(),
-            connected_at: Timestamp::now().as_millisecond(),
+            connected_at: self.server.clock.now(),
             ..PodRow::default()
         };
         let shown = ratelease_rules::excerpt(&row.node);
@@ -442,7 +447,7 @@ impl Subscription {
     fn take_answer(
         &mut self,
         request: DiscoveryRequest,
-        streams: &Streams,
+        server: &PodServer,
         pod: &ConnectedPod,
     ) -> bool {
         if request.response_nonce != self.nonce.to_string() {
@@ -454,14 +459,14 @@ impl Subscription {
             None => {
                 // A version from before the subscription says nothing about the push.
                 if at >= self.since {
-                    streams.note_lag(at);
+                    server.streams.note_lag(at, server.clock.now());
                 }
                 self.row.change(|row| {
                     (row.accepted, row.refused, row.unanswered_at) = (version, 0, 0);
                 });
             }
             Some(ErrorDetail { message: fault }) => {
-                streams.note_refusal();
+                server.streams.note_refusal();
                 let shown = ratelease_rules::excerpt(&fault);
                 warn!(version, peer = %pod.client.address, "a pod refused a version: {shown}");
                 self.row.change(|row| {

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use jiff::Timestamp;
 use parking_lot::Mutex;
 use ratelease_listener::Peer;
 use tokio::sync::Notify;
@@ -114,9 +113,9 @@ impl Streams {
         Some(Row { streams: self.clone(), number, peer })
     }
 
-    /// Notes that a pod accepted a version that was published at `published`.
-    pub fn note_lag(&self, published: i64) {
-        let lag = Timestamp::now().as_millisecond().saturating_sub(published).max(0);
+    /// Notes that a pod accepted a version `now` that was published at `published`.
+    pub fn note_lag(&self, published: i64, now: i64) {
+        let lag = now.saturating_sub(published).max(0);
         let seconds = Duration::from_millis(lag.unsigned_abs()).as_secs_f64();
         let mut state = self.0.state.lock();
         state.lag.sum += seconds;

@@ -20,6 +20,7 @@ use tonic::Streaming;
 use super::deliveries::Deliveries;
 use super::published::PublishedDomain;
 use super::*;
+use crate::store::{Backend, DatabaseClock};
 use ratelease_xds::{CONFIG_TYPE, RULES_TYPE};
 
 /// How long a test waits for what must not happen.
@@ -123,6 +124,7 @@ async fn serve_set(set: Arc<PublishedSet>) -> (watch::Sender<Arc<PublishedSet>>,
         streams,
         Selection::default(),
         (counts, Fleet::default()),
+        DatabaseClock::new(Backend::Sqlite),
     );
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -217,8 +219,9 @@ async fn a_pod_that_waits_for_room_answers_meanwhile_and_gets_the_newest_set() {
     let (_polls, polled) = watch::channel(0);
     let (streams, counts) = (Streams::default(), RolloutCounts::default());
     let selection = Selection::default();
-    let mut server =
-        PodServer::new((published, polled), streams.clone(), selection, (counts, Fleet::default()));
+    let clock = DatabaseClock::new(Backend::Sqlite);
+    let counts = (counts, Fleet::default());
+    let mut server = PodServer::new((published, polled), streams.clone(), selection, counts, clock);
     // For one set.
     server.deliveries = Deliveries::new(3, 3);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -63,6 +63,11 @@ pub struct PodRow {
     pub chosen_by: Vec<i64>,
     /// Whether it reports hits of its domains while a rollout is under way.
     pub reports: bool,
+    /// A hash of the pod's address without the port and of the nodes that its certificate is for: the
+    /// pod chooses neither freely. At an address of loopback the node's id is part of it too. 0 if its
+    /// replica is of an earlier release.
+    #[serde(skip)]
+    pub origin: i64,
     /// The number of the stream in that replica.
     #[serde(skip)]
     pub stream: i64,
@@ -85,7 +90,7 @@ fn is_zero(number: &i64) -> bool {
 }
 
 const COLUMNS: &str = "replica, stream, node, peer, agent, type, connected_at, seen_at, sent, \
-                       accepted, refused, fault, chosen, reports";
+                       accepted, refused, fault, chosen, reports, origin";
 
 /// What the column `domains` has for a pod that gets all domains.
 const ALL_DOMAINS: &str = "*";
@@ -146,8 +151,9 @@ impl Store {
     /// Fails if the database is not available.
     pub async fn pod_versions(&self) -> StoreResult<Vec<PodRow>> {
         let (from, cells) = self.open_streams(None);
-        let sql =
-            format!("SELECT replica, node, peer, accepted, domains, type, refused FROM {from}");
+        let sql = format!(
+            "SELECT replica, node, peer, accepted, domains, type, refused, origin FROM {from}"
+        );
         let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
         let read = |row: &AnyRow| {
             let domains: String = row.try_get(4)?;
@@ -162,6 +168,7 @@ impl Store {
                 domains,
                 type_url: row.try_get(5)?,
                 refused: row.try_get(6)?,
+                origin: row.try_get(7)?,
                 ..PodRow::default()
             })
         };
@@ -314,6 +321,11 @@ fn numbers_of(text: &str) -> Vec<i64> {
 // === impl PodRow ===
 
 impl PodRow {
+    /// The origin; the node's id if the origin is not known.
+    pub fn origin(&self) -> (i64, &str) {
+        (self.origin, if self.origin == 0 { &self.node } else { "" })
+    }
+
     /// Its place in the order of lists.
     pub fn place(&self) -> String {
         let Self { node, replica, stream, .. } = self;
@@ -339,6 +351,7 @@ impl PodRow {
             Cell::Text(self.fault),
             Cell::Text(lines_of(&self.chosen_by)),
             Cell::Int(i64::from(self.reports)),
+            Cell::Int(self.origin),
             Cell::Text(domains),
         ]
     }
@@ -359,6 +372,7 @@ impl PodRow {
             fault: row.try_get(11)?,
             chosen_by: numbers_of(row.try_get(12)?),
             reports: row.try_get::<i64, _>(13)? != 0,
+            origin: row.try_get(14)?,
             ..Self::default()
         })
     }

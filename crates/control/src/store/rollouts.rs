@@ -7,14 +7,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use ratelease_rules::candidate_of;
 use serde::{Deserialize, Serialize};
 use sqlx::any::AnyRow;
 use sqlx::{AnyConnection, Row};
 use utoipa::ToSchema;
 
-use super::rollout_plan::{PlanStep, Share};
+use super::rollout_plan::{Draw, PlanStep, Share};
 use super::versions::of_domains;
 use super::write::{Cell, bound};
 use super::{PodRow, PublishedText, Store, StoreError, StoreResult, VersionRow, Write, as_time};
@@ -41,7 +40,7 @@ pub enum Stage {
 /// Which pods are chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice {
-    /// So many of a hundred that serve a domain, 1 to 100, by a hash of the rollout and the node's id.
+    /// So many of a hundred that serve a domain, 1 to 100, by their places: see [`Draw`].
     Percent(u8),
     /// Those whose nodes have this key and value in their metadata.
     Label(String, String),
@@ -118,6 +117,8 @@ pub struct RolloutStep {
 pub struct Rollout {
     /// Its number, from 1.
     pub id: i64,
+    /// The random number of its [`Draw`].
+    pub seed: Option<i64>,
     /// The pods that are chosen at first.
     pub choice: Choice,
     /// When it is rolled back, if it may be.
@@ -373,13 +374,14 @@ impl Write {
         };
         let plan = serde_json::to_string(&new.plan);
         let plan = plan.map_err(|error| StoreError::Internal(error.to_string()))?;
+        let draw = Draw { rollout: id, seed: Some(random()?) };
         let sql = "INSERT INTO rollouts (id, percent, label_key, label_value, denied_share, \
-                   hits_min, plan, time_limit, longest_window) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+                   hits_min, plan, time_limit, longest_window, seed) \
+                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
         let query = sqlx::query(sql).bind(id).bind(percent).bind(key).bind(value);
         let query = query.bind(new.bound.map(|it| it.denied_share));
         let query = query.bind(new.bound.map(|it| it.hits_min)).bind(plan.clone());
-        let query = query.bind(new.time_limit).bind(new.longest_window);
+        let query = query.bind(new.time_limit).bind(new.longest_window).bind(draw.seed);
         query.execute(&mut *self.tx).await?;
         self.note_kept(label_bytes + plan.len());
         let mut rows = Vec::new();
@@ -401,8 +403,8 @@ impl Write {
         self.keep(into, rows).await?;
         let first = new.plan.first().copied();
         let first = first.ok_or_else(|| StoreError::Internal("a plan without steps".to_owned()))?;
-        let names = new.texts.iter().map(|it| &*it.draft.domain);
-        self.add_planned(id, (1, first), names, pods).await
+        let names = new.texts.iter().map(|it| (&*it.draft.domain, None));
+        self.add_planned(draw, (1, first), names, pods).await
     }
 
     /// Takes the step of the plan with this number, which chooses some of `pods`, and returns its
@@ -415,31 +417,37 @@ impl Write {
     ) -> StoreResult<VersionRow> {
         match rollout.planned(number) {
             Some(step) => {
-                let names = rollout.domains.iter().map(|it| &*it.domain);
-                self.add_planned(rollout.id, (number, step), names, pods).await
+                let former = rollout.steps.iter().rev().find(|it| !it.shares.is_empty());
+                let former = |domain: &str| former?.shares.iter().find(|it| it.domain == domain);
+                let domains = rollout.domains.iter().map(|it| (&*it.domain, former(&it.domain)));
+                self.add_planned(rollout.into(), (number, step), domains, pods).await
             }
             None => self.end_rollout(rollout, Stage::All).await,
         }
     }
 
+    /// Takes a step for these domains, each with the share of the step before it.
     async fn add_planned<'d>(
         &mut self,
-        id: i64,
+        draw: Draw,
         (number, step): (usize, PlanStep),
-        domains: impl Iterator<Item = &'d str>,
+        domains: impl Iterator<Item = (&'d str, Option<&'d Share>)>,
         pods: &[PodRow],
     ) -> StoreResult<VersionRow> {
         let planned = (i64::try_from(number).ok(), step.percent.map(i64::from));
-        let version = self.add_step(id, step.stage, planned).await?;
+        let version = self.add_step(draw.rollout, step.stage, planned).await?;
         let Some(percent) = step.percent else { return Ok(version) };
         let size = |number: usize| Cell::Int(i64::try_from(number).unwrap_or(i64::MAX));
-        let rows = domains.map(|domain| {
-            let Share { domain, threshold, pods, chosen } = Share::of(id, domain, percent, pods);
-            let threshold = Cell::Int(threshold);
-            vec![Cell::Int(version.number), Cell::Text(domain), threshold, size(pods), size(chosen)]
+        let rows = domains.map(|(domain, former)| {
+            let share = Share::of(draw, domain, percent, pods, former);
+            let crowds = Cell::Text(share.crowds_text()?);
+            let Share { domain, threshold, pods, chosen, .. } = share;
+            let (version, threshold) = (Cell::Int(version.number), Cell::Int(threshold));
+            Ok(vec![version, Cell::Text(domain), threshold, size(pods), size(chosen), crowds])
         });
-        let rows = rows.collect();
-        self.keep("rollout_shares (version, domain, threshold, pods, chosen)", rows).await?;
+        let rows = rows.collect::<StoreResult<_>>()?;
+        self.keep("rollout_shares (version, domain, threshold, pods, chosen, crowds)", rows)
+            .await?;
         Ok(version)
     }
 
@@ -481,6 +489,12 @@ impl Write {
     }
 }
 
+/// A random number from 0.
+fn random() -> StoreResult<i64> {
+    let random = getrandom::u64().map_err(|error| StoreError::Internal(error.to_string()))?;
+    Ok((random >> 1).cast_signed())
+}
+
 /// The rollouts that are under way: those whose last step has not ended them.
 async fn open(connection: &mut AnyConnection) -> StoreResult<Vec<Rollout>> {
     let sql = "SELECT s.rollout FROM rollout_steps s WHERE s.stage IN ('shadow', 'enforced') \
@@ -501,7 +515,7 @@ async fn read_all(connection: &mut AnyConnection, rows: Vec<AnyRow>) -> StoreRes
 
 async fn read(connection: &mut AnyConnection, id: i64) -> StoreResult<Option<Rollout>> {
     let sql = "SELECT percent, label_key, label_value, denied_share, hits_min, plan, time_limit, \
-               longest_window FROM rollouts WHERE id = $1";
+               longest_window, seed FROM rollouts WHERE id = $1";
     let row = sqlx::query(sql).bind(id).fetch_optional(&mut *connection).await?;
     let Some(row) = row else { return Ok(None) };
     let percent: Option<i64> = row.try_get(0)?;
@@ -515,6 +529,7 @@ async fn read(connection: &mut AnyConnection, id: i64) -> StoreResult<Option<Rol
     };
     let plan: Option<String> = row.try_get(5)?;
     let (time_limit, longest_window) = (row.try_get(6)?, row.try_get(7)?);
+    let seed = row.try_get(8)?;
     let sql = "SELECT domain, changed, shadow, others, hash FROM rollout_domains \
                WHERE rollout = $1 ORDER BY domain";
     let rows = sqlx::query(sql).bind(id).fetch_all(&mut *connection).await?;
@@ -526,7 +541,7 @@ async fn read(connection: &mut AnyConnection, id: i64) -> StoreResult<Option<Rol
         })?,
         None => plan_of_one_stage(steps[0].stage, &choice),
     };
-    Ok(Some(Rollout { id, choice, bound, plan, time_limit, longest_window, domains, steps }))
+    Ok(Some(Rollout { id, seed, choice, bound, plan, time_limit, longest_window, domains, steps }))
 }
 
 /// The steps of a rollout, of which there is at least one.
@@ -539,8 +554,8 @@ async fn steps(connection: &mut AnyConnection, id: i64) -> StoreResult<Vec<Rollo
     if steps.is_empty() {
         return Err(StoreError::Internal(format!("the rollout {id} has no step")));
     }
-    let sql = "SELECT p.version, p.domain, p.threshold, p.pods, p.chosen FROM rollout_shares p \
-               JOIN rollout_steps s ON s.version = p.version WHERE s.rollout = $1 \
+    let sql = "SELECT p.version, p.domain, p.threshold, p.pods, p.chosen, p.crowds \
+               FROM rollout_shares p JOIN rollout_steps s ON s.version = p.version WHERE s.rollout = $1 \
                ORDER BY p.version, p.domain";
     for row in sqlx::query(sql).bind(id).fetch_all(&mut *connection).await? {
         let version: i64 = row.try_get(0)?;
@@ -548,7 +563,8 @@ async fn steps(connection: &mut AnyConnection, id: i64) -> StoreResult<Vec<Rollo
             Ok(usize::try_from(row.try_get::<i64, _>(at)?).unwrap_or_default())
         };
         let (domain, threshold) = (row.try_get(1)?, row.try_get(2)?);
-        let share = Share { domain, threshold, pods: size(3)?, chosen: size(4)? };
+        let crowds = Share::crowds_of(row.try_get(5)?)?;
+        let share = Share { domain, threshold, crowds, pods: size(3)?, chosen: size(4)? };
         let of = steps.iter_mut().find(|it| it.version == version);
         of.into_iter().for_each(|it| it.shares.push(share.clone()));
     }
@@ -751,7 +767,7 @@ impl Store {
         counts: &[(CountKey, ReplicaCount)],
     ) -> StoreResult<()> {
         let mut tx = self.pool.begin().await?;
-        let now = bucket();
+        let now = self.bucket();
         let replica = i64::from(replica);
         let sql = "INSERT INTO rollout_counts \
                    (version, domain, chosen, bucket, hits, denied, shadow, left_out) \
@@ -792,7 +808,12 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn recent_hits(&self, version: i64) -> StoreResult<Hits> {
-        Ok(self.hits_from(first_recent(bucket()), version).await?.recent)
+        Ok(self.hits_from(first_recent(self.bucket()), version).await?.recent)
+    }
+
+    /// The number of the row for hits that are reported now.
+    fn bucket(&self) -> i64 {
+        self.now() / i64::try_from(BUCKET.as_millis()).unwrap_or(1)
     }
 
     /// The hits of a step in the buckets from `from` on.
@@ -801,7 +822,7 @@ impl Store {
         let sql = "SELECT domain, chosen, bucket, CAST(hits AS BIGINT), CAST(denied AS BIGINT), \
                    CAST(shadow AS BIGINT), CAST(left_out AS BIGINT) FROM rollout_counts \
                    WHERE version = $1 AND bucket >= $2 ORDER BY bucket";
-        let first = first_recent(bucket());
+        let first = first_recent(self.bucket());
         let rows = sqlx::query(sql).bind(version).bind(from).fetch_all(&self.pool).await?;
         let mut hits = StepHits::default();
         let (mut evidence, mut early) = (BTreeSet::new(), Vec::new());
@@ -854,12 +875,6 @@ impl HitCount {
 /// The first of the rows whose recent hits count in the bucket `now`.
 fn first_recent(now: i64) -> i64 {
     (now - BUCKETS) << REPLICA_BITS
-}
-
-/// The number of the row for hits that are reported now.
-fn bucket() -> i64 {
-    let seconds = i64::try_from(BUCKET.as_secs()).unwrap_or(1);
-    Timestamp::now().as_second() / seconds
 }
 
 #[cfg(test)]

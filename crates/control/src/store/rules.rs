@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 
-use jiff::Timestamp;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use sqlx::any::AnyRow;
@@ -437,7 +436,7 @@ impl Store {
     pub async fn domains(&self) -> StoreResult<Vec<DraftDomain>> {
         let rows = domain_rows(&self.pool, "", Vec::new()).await?;
         let mut domains = Vec::with_capacity(rows.len());
-        let now = Timestamp::now().as_millisecond();
+        let now = self.now();
         for (domain, state) in rows {
             let is_changed = match self.compared.is_changed(&domain.name, &state) {
                 Some(known) => known,

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
 use sqlx::any::AnyRow;
 use sqlx::{Any, Executor, Row};
 
@@ -295,7 +294,7 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn earlier(&self, id: &str, key: &AnswerKey) -> StoreResult<Earlier> {
-        earlier(&self.pool, id, key, Timestamp::now().as_millisecond()).await
+        earlier(&self.pool, id, key, self.now()).await
     }
 }
 

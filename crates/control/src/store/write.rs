@@ -5,7 +5,6 @@ use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
 use sqlx::{Any, AssertSqlSafe, Executor, Row, Transaction};
@@ -65,7 +64,7 @@ pub struct Write {
     pub author: Author,
     /// For whom it writes; empty for the program itself.
     pub identity: Identity,
-    /// When it began, in milliseconds since the Unix epoch.
+    /// When it began, in milliseconds since the Unix epoch by the database's clock.
     pub at: i64,
     /// The number of its last change.
     number: i64,
@@ -205,7 +204,7 @@ impl Store {
             tx: self.pool.begin().await?,
             author: author.clone(),
             identity: Identity::default(),
-            at: Timestamp::now().as_millisecond(),
+            at: 0,
             number: 0,
             backend: self.backend,
             writer: if self.follows_objects { Writer::Guarded } else { Writer::Unguarded },
@@ -215,7 +214,7 @@ impl Store {
             skips_approvals: false,
             _turn: turn,
         };
-        write.take_numbers(1).await?;
+        (write.number, write.at) = write.count(1).await?;
         Ok(write)
     }
 }
@@ -256,10 +255,18 @@ impl Write {
 
     /// Takes `count` further numbers, and returns the first of them.
     pub async fn take_numbers(&mut self, count: i64) -> StoreResult<i64> {
-        let sql = "UPDATE counters SET change = change + $1 WHERE id = 1 RETURNING change";
-        let (last,): (i64,) = sqlx::query_as(sql).bind(count).fetch_one(&mut *self.tx).await?;
+        let (last, _) = self.count(count).await?;
         self.number = last;
         Ok(last - count + 1)
+    }
+
+    /// Adds to the counter of changes, which others then wait for. Returns it, and the time.
+    async fn count(&mut self, count: i64) -> StoreResult<(i64, i64)> {
+        let clock = self.backend.clock();
+        let sql = AssertSqlSafe(format!(
+            "UPDATE counters SET change = change + $1 WHERE id = 1 RETURNING change, {clock}"
+        ));
+        Ok(sqlx::query_as(sql).bind(count).fetch_one(&mut *self.tx).await?)
     }
 
     /// Commits. Only after this is the write to be acknowledged.

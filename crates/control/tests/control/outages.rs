@@ -8,13 +8,14 @@ use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
 use envoy_types::pb::google::protobuf::{Struct, Value as Field, value::Kind};
 use futures_util::future::join_all;
 use ratelease_control::{Database, PodRow, Store};
-use serde_json::json;
+use serde_json::{Value, json};
 use sqlx::{Connection, Executor};
 use tokio::sync::watch;
 
 use super::faults::REFUSED_WITHIN;
 use super::kills::{Writes, are_whole};
 use super::pods::{Pod, RULES, channel, node};
+use super::rollouts::prepare_domains;
 use super::support::faketime::FakeClock;
 use super::support::proxy::{Fault, Proxy};
 use super::support::{Call, Place, Process, Server, now, rule, url, wait_for, wait_for_seen};
@@ -163,6 +164,87 @@ async fn replicas_whose_clocks_differ_by_minutes_show_the_pods_of_both() {
         wait_for_seen("list of both", both).await;
     }
     server.stop().await;
+}
+
+#[tokio::test]
+async fn replicas_whose_clocks_differ_by_an_hour_take_steps_in_time() {
+    let place = Place::postgres().await;
+    let server = place.serve().await;
+    let clock = FakeClock::new();
+    clock.set(3600.0);
+    let mut ahead = Process::start_with(&place, &[], &clock.env());
+    let post = async |http, path: &str, body: &Value| {
+        let call = Call::new("POST", path).token(&server.token).json(body);
+        call.to(http).await.unwrap()
+    };
+    let get = async |http, id: usize| {
+        let call = Call::new("GET", &format!("/v1/rollouts/{id}")).token(&server.token);
+        call.to(http).await.unwrap().json()
+    };
+    prepare_domains(&server, &["bank", "lab", "shop"]).await;
+    let here = Pod::connect(&server, node("here", "test"), &[RULES]).await;
+    let there = Pod::over(channel(ahead.pods).await, node("there", "test"), &[RULES]).await;
+    [here, there].into_iter().for_each(keep_up);
+    // One that waits for half an hour, one that ends by then, and one in shadow; each replica begins
+    // one of each.
+    let waits = json!([{"stage": "enforced", "percent": 100, "wait": "30m"}, {"percent": 100}]);
+    let ends = json!([{"stage": "enforced", "percent": 100}]);
+    let counts = json!([{"stage": "shadow", "percent": 100}]);
+    let began = now();
+    for (at, http) in [server.http, ahead.http].into_iter().enumerate() {
+        for (domain, steps) in [("bank", &waits), ("lab", &ends), ("shop", &counts)] {
+            let body = json!({"domains": [domain], "steps": steps, "time_limit": "30m"});
+            let begun = post(http, "/v1/rollouts", &body).await;
+            assert_eq!(begun.status, 201, "{begun:?}");
+        }
+        // Each replica looks at them every second, and reads the pods every fifth one.
+        tokio::time::sleep(Duration::from_secs(7)).await;
+        for id in 3 * at + 1..=3 * at + 3 {
+            for seen_by in [server.http, ahead.http] {
+                let shown = get(seen_by, id).await;
+                assert!(shown["pods"].is_object(), "it has ended: {shown}");
+                assert!(shown["step"] == 1, "{shown}");
+                if id % 3 == 0 {
+                    let left = seconds_left(&shown["warnings"].to_string());
+                    let passed = i64::try_from(began.elapsed().as_secs()).unwrap();
+                    assert!((3600 - passed..=3600).contains(&left), "{left}: {shown}");
+                }
+            }
+            let path = format!("/v1/rollouts/{id}/abort");
+            assert_eq!(post(server.http, &path, &Value::Null).await.status, 200);
+        }
+    }
+    // A rollout that the replica ahead has begun goes on in time by the other one.
+    let soon = json!([{"stage": "enforced", "percent": 100, "wait": "2s"}, {"percent": 100}]);
+    let body = json!({"domains": ["bank"], "steps": soon, "time_limit": "8s"});
+    assert_eq!(post(ahead.http, "/v1/rollouts", &body).await.status, 201);
+    ahead.kill();
+    let stepped = async || {
+        let shown = get(server.http, 7).await;
+        let steps = shown["steps"].as_array()?.iter().map(|it| it["stage"].clone());
+        let stages: Vec<_> = steps.collect();
+        (stages.last()? == "aborted").then_some(shown)
+    };
+    let shown = wait_for("the end of the rollout", stepped).await;
+    let reasons: Vec<_> =
+        shown["steps"].as_array().unwrap().iter().map(|it| &it["reason"]).collect();
+    assert!(reasons.contains(&&json!("the wait is over")), "{shown}");
+    server.stop().await;
+}
+
+/// Has a pod run each version.
+fn keep_up(mut pod: Pod) {
+    tokio::spawn(async move {
+        while let Ok(Some(set)) = pod.responses.message().await {
+            pod.accept(&set).await;
+        }
+    });
+}
+
+/// The seconds until the longest window ends, as a warning says them.
+fn seconds_left(warnings: &str) -> i64 {
+    let left = warnings.split("ends in ").nth(1).and_then(|it| it.split(' ').next());
+    left.and_then(|it| it.parse().ok()).unwrap_or_else(|| panic!("{warnings}"))
 }
 
 #[tokio::test]

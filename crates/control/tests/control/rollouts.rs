@@ -352,7 +352,7 @@ async fn a_token_takes_steps_of_its_own_domains_alone() {
 }
 
 /// Publishes a limit of 5 of each of these domains, and makes one of 3 the draft.
-async fn prepare_domains(server: &Server, domains: &[&str]) {
+pub(crate) async fn prepare_domains(server: &Server, domains: &[&str]) {
     for domain in domains {
         server.add(&rule(domain, "user", "", 5)).await;
     }
