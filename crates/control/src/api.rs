@@ -2,10 +2,11 @@
 //! `/openapi.json`.
 //!
 //! This file has the routes and the ports; `call` reads and admits requests and answers refusals;
-//! the other modules hold the calls.
+//! `pages` bounds what a list answers; the other modules hold the calls.
 
 mod approvals;
 mod call;
+#[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod change_sets;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod dialects;
@@ -13,10 +14,12 @@ mod dialects;
 mod files;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod observe;
+mod pages;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 pub mod publish;
 mod replay;
 mod rollout_terms;
+#[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod rollouts;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod rules;

@@ -1,5 +1,5 @@
-//! What all calls share: who may call and how often, what a request says of itself, the pages of
-//! lists, and the answer to a request that is refused.
+//! What all calls share: who may call and how often, what a request says of itself, and the answer to
+//! a request that is refused.
 
 use std::net::Ipv4Addr;
 use std::num::NonZeroU32;
@@ -707,34 +707,10 @@ impl Quota {
     }
 }
 
-// Pages of lists, and how times are written.
-
-/// Items of a page, if the query names no number, and at most.
-const PAGE: usize = 100;
-pub const PAGE_MAX: usize = 1000;
+// How texts are searched for, and how times are written.
 
 /// Maximum bytes of a text that is searched for: databases compare it at each place of each rule.
 const SEARCH_BYTES_MAX: usize = 128;
-
-/// Which changes to list.
-#[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-pub struct HistoryQuery {
-    /// Before this number: `next` of the page before.
-    pub before: Option<i64>,
-    /// At most so many, up to 1000; 100 by default.
-    #[param(minimum = 1, maximum = 1000)]
-    pub limit: Option<usize>,
-}
-
-/// The number of items of a page.
-pub fn page_size(limit: Option<usize>) -> Result<usize, Problem> {
-    let limit = limit.unwrap_or(PAGE);
-    if (1..=PAGE_MAX).contains(&limit) {
-        return Ok(limit);
-    }
-    Err(Problem::malformed(format!("'limit' is {limit}; expected 1 to {PAGE_MAX}")))
-}
 
 /// Refuses to search for a text that is too long.
 pub fn check_search(text: &str) -> Result<(), Problem> {

@@ -13,7 +13,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
-use super::call::{CommonProblems, PAGE_MAX, Problem, QueryOf, check_text, page_size};
+use super::call::{CommonProblems, Problem, QueryOf, check_text};
+use super::pages::{PAGE_MAX, Page, PageQuery, page_size};
 use super::rollouts::is_seen_by;
 use super::{App, METRICS_AGE_MAX};
 use crate::auth::{Access, Caller};
@@ -37,17 +38,6 @@ struct PodList {
     /// `after` of the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
-}
-
-/// Which pods to list.
-#[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-struct PodQuery {
-    /// After this place: `next` of the page before.
-    after: Option<String>,
-    /// At most so many, up to 1000, which is the default.
-    #[param(minimum = 1, maximum = 1000)]
-    limit: Option<usize>,
 }
 
 /// How much of it to list.
@@ -119,13 +109,13 @@ pub fn probes() -> Router<Arc<App>> {
 }
 
 /// List pods
-#[utoipa::path(get, tag = "observe", path = "/v1/pods", params(PodQuery), responses(
+#[utoipa::path(get, tag = "observe", path = "/v1/pods", params(PageQuery), responses(
     (status = 200, description = "The pods that are connected to any replica", body = PodList),
     CommonProblems))]
 async fn pods(
     State(app): State<Arc<App>>,
     caller: Caller,
-    QueryOf(query): QueryOf<PodQuery>,
+    QueryOf(query): QueryOf<PageQuery>,
 ) -> Result<Json<PodList>, Problem> {
     let limit = page_size(query.limit.or(Some(PAGE_MAX)))?;
     let after = query.after.unwrap_or_default();
@@ -310,18 +300,37 @@ async fn token(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<Token
 
 // Domains of the draft.
 
+/// Domains that are read together: of each whether it differs from what is published.
+const DOMAINS_PART: usize = 100;
+
 /// Domains.
 #[derive(Debug, Serialize, ToSchema)]
 struct DomainList {
     /// The domains, by name.
     domains: Vec<DraftDomain>,
+    /// `after` of the next page, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
 }
 
 /// List domains
-#[utoipa::path(get, operation_id = "list", tag = "domains", path = "/v1/domains", responses(
-    (status = 200, description = "The domains that the token may use", body = DomainList),
+#[utoipa::path(get, operation_id = "list", tag = "domains", path = "/v1/domains", params(PageQuery),
+    responses((status = 200, description = "The domains that the token may use", body = DomainList),
     CommonProblems))]
-async fn domains(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<DomainList>, Problem> {
-    let domains = app.lists().domains().await?.into_iter().filter(|it| caller.may_use(&it.name));
-    Ok(Json(DomainList { domains: domains.collect() }))
+async fn domains(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    QueryOf(query): QueryOf<PageQuery>,
+) -> Result<Json<DomainList>, Problem> {
+    let mut page = Page::new(page_size(query.limit.or(Some(PAGE_MAX)))?);
+    let after = query.after.unwrap_or_default();
+    check_text("after", &after)?;
+    let store = app.lists();
+    while let Some(asked) = page.wants(DOMAINS_PART) {
+        let last = page.last().map_or(&*after, |it: &DraftDomain| &*it.name);
+        let found = store.domains_after(caller.domains(), last, asked).await?;
+        page.add_part(asked, found);
+    }
+    let (domains, next) = page.end(|it| it.name.clone());
+    Ok(Json(DomainList { domains, next }))
 }

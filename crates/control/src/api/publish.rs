@@ -23,9 +23,9 @@ use utoipa::{IntoParams, OpenApi, ToSchema};
 use super::App;
 use super::call::{
     CommonProblems, DryCall, Ending, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
-    page_size,
 };
 use super::files::{Files, IMPORT_BYTES_MAX, RuleFile, read_files, sources};
+use super::pages::{Page, page_size};
 use crate::auth::{Access, Caller};
 use crate::document::{
     Difference, Document, FieldFault, check_together, compile, difference, memory_for_rules, mib,
@@ -112,7 +112,7 @@ struct Discarded {
 struct VersionQuery {
     /// That change this domain.
     domain: Option<String>,
-    /// Before this number.
+    /// Before this number: `next` of the page before.
     before: Option<i64>,
     /// At most so many, up to 1000; 100 by default.
     #[param(minimum = 1, maximum = 1000)]
@@ -124,7 +124,13 @@ struct VersionQuery {
 struct VersionList {
     /// The versions, the latest first.
     versions: Vec<VersionRow>,
+    /// `before` of the next page, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<i64>,
 }
+
+/// Versions that are read together: each names up to 20 domains.
+const VERSIONS_PART: usize = 100;
 
 /// Describes the calls.
 #[derive(OpenApi)]
@@ -398,9 +404,15 @@ async fn versions(
     }
     let domain = query.domain.map(|it| [it]);
     let of = domain.as_ref().map(<[String; 1]>::as_slice).or(caller.domains());
-    let mut versions = app.lists().versions(of, caller.domains(), before, limit).await?;
-    versions.iter_mut().for_each(|it| hide_reason(&caller, &it.author, &mut it.reason));
-    Ok(Json(VersionList { versions }))
+    let mut page = Page::new(limit);
+    while let Some(asked) = page.wants(VERSIONS_PART) {
+        let last = page.last().map_or(before, |it: &VersionRow| it.number);
+        let mut found = app.lists().versions(of, caller.domains(), last, asked).await?;
+        found.iter_mut().for_each(|it| hide_reason(&caller, &it.author, &mut it.reason));
+        page.add_part(asked, found);
+    }
+    let (versions, next) = page.end(|it| it.number);
+    Ok(Json(VersionList { versions, next }))
 }
 
 /// Hides the control plane's reason for a roll back from a token that is for some domains: it names

@@ -18,8 +18,9 @@ use utoipa::{IntoParams, OpenApi, ToSchema};
 use super::App;
 use super::call::{
     CommonProblems, Ending, IdOf, Problem, QueryOf, WriteCall, WriteQuery, answer, check_domain,
-    page_size, time,
+    time,
 };
+use super::pages::{page_size, place, place_of};
 use crate::auth::{Access, Caller, Token, TokenRequest};
 use crate::document::FieldFault;
 use crate::store::{StoreError, TokenRow};
@@ -126,21 +127,11 @@ async fn list(
     let limit = page_size(query.limit)?;
     let before = query.before.as_deref().map(place).transpose()?;
     let (rows, has_more) = app.lists().latest_tokens(before, limit).await?;
-    let place = |row: &TokenRow| format!("{}.{}", row.created_at, row.token.id);
+    let place = |row: &TokenRow| place_of(row.created_at, &row.token.id);
     let next = rows.last().filter(|_| has_more).map(place);
     let now = Timestamp::now().as_millisecond();
     let tokens = rows.into_iter().map(|row| TokenItem::new(row, now)).collect();
     Ok(Json(TokenList { tokens, next }))
-}
-
-/// Reads the place of a token in the list.
-fn place(text: &str) -> Result<(i64, String), Problem> {
-    let place = text.split_once('.').and_then(|(at, id)| Some((at.parse().ok()?, id.to_owned())));
-    let place = place.filter(|(_, id)| !id.contains('\0'));
-    place.ok_or_else(|| {
-        let expected = "expected the 'next' value of the previous page".to_owned();
-        Problem::faults("the page cannot be found", vec![FieldFault::of("before", expected)])
-    })
 }
 
 /// Make a token

@@ -55,7 +55,8 @@ impl Tries {
         let store = app.store.reserved();
         let mut tries = Self::default();
         for domain in domains.values().filter(|it| it.owner.is_some() && it.is_changed) {
-            let last = store.rollouts(Some(from_ref(&domain.name)), i64::MAX, 1).await?.pop();
+            let last =
+                store.rollouts(Some(from_ref(&domain.name)), false, i64::MAX, 1).await?.pop();
             let Some(last) = last.filter(|it| it.last().stage != Stage::All) else { continue };
             let why = match last.last().stage.is_open() {
                 false => None,
