@@ -149,7 +149,7 @@ impl App {
     /// Waits until this request alone publishes, of all replicas. It does so until it is answered,
     /// and its work has ended.
     pub async fn take_publisher_turn(&self, caller: &Caller) -> Result<(), Problem> {
-        let place = self.rates.publishers.take(&caller.name).await;
+        let place = self.rates.publishers.take(&caller.id).await;
         // The lock of the process comes first: those that wait for it hold no connection.
         let own = Arc::clone(&self.publishers).lock_owned().await;
         let all = self.store.lock_publishers().await?;
@@ -368,7 +368,7 @@ const BYTES_PER_SECOND_MIN: u32 = 128 << 10;
 /// Who reads an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Reader {
-    /// The holder of the token of this name.
+    /// The token or the person of this id.
     Token(String),
     /// A client without a valid token.
     Peer(Peer),

@@ -104,6 +104,9 @@ const KEPT_MAX: usize = 64 << 20;
 const KEPT_OF_TICK: usize = 4 << 10;
 const KEPT_OF_CHANGE: usize = 1 << 10;
 
+/// Whose turn to write the objects have, among those of tokens, whose ids are not empty.
+const OBJECTS: &str = "";
+
 /// What `/metrics` shows.
 #[derive(Debug, Default)]
 pub struct ObjectCounts {
@@ -861,7 +864,7 @@ impl Follower {
             for _ in 0..ATTEMPTS_MAX {
                 let replacements = replacements(app, &documents).await?;
                 let approved = approve(app, &callers, &texts).await?;
-                let mut write = app.store.begin_of_token(&author).await?;
+                let mut write = app.store.begin_of_token(&author, OBJECTS).await?;
                 write.of_objects();
                 let first = write.number();
                 let Some(texts) = replace(&mut write, batch, &replacements, &texts).await? else {

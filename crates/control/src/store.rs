@@ -140,6 +140,14 @@ impl Backend {
 }
 
 impl Backend {
+    /// Who an author is, as an expression: what follows the shown name, which has no slash.
+    const fn identity(self) -> &'static str {
+        match self {
+            Self::Postgres => "SUBSTR(author, STRPOS(author, '/') + 1)",
+            Self::Sqlite => "SUBSTR(author, INSTR(author, '/') + 1)",
+        }
+    }
+
     /// Has texts ordered by their bytes, and not by the rules of a language: written after a column.
     const fn by_bytes(self) -> &'static str {
         match self {

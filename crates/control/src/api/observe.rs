@@ -71,8 +71,11 @@ struct AuditQuery {
     limit: Option<usize>,
     /// Actions that changed or published this domain, or gave rights to it.
     domain: Option<String>,
-    /// Actions whose author contains this text.
+    /// Actions whose author contains this text, which several may: names are not unique.
     author: Option<String>,
+    /// Actions of exactly this author, whatever the name: the id of a token, or ISSUER#SUBJECT of a
+    /// person.
+    author_id: Option<String>,
     /// Actions from this time on, as RFC 3339 writes it.
     since: Option<String>,
     /// Actions before this time, as RFC 3339 writes it.
@@ -198,7 +201,12 @@ impl AuditQuery {
             at.ok().map(Timestamp::as_millisecond)
         };
         let (since, until) = (time("since", self.since), time("until", self.until));
-        for (name, text) in [("domain", &self.domain), ("author", &self.author)] {
+        let texts = [
+            ("domain", &self.domain),
+            ("author", &self.author),
+            ("author_id", &self.author_id),
+        ];
+        for (name, text) in texts {
             let text = text.as_deref().unwrap_or_default();
             if text.len() > AUDIT_TEXT_BYTES_MAX || text.contains('\0') {
                 let fault = "expected at most 1024 bytes, without NUL characters";
@@ -208,7 +216,8 @@ impl AuditQuery {
         if !faults.is_empty() {
             return Err(Problem::faults("the query has faults", faults));
         }
-        Ok(AuditFilter { domain: self.domain, author: self.author, since, until })
+        let Self { domain, author, author_id, .. } = self;
+        Ok(AuditFilter { domain, author, author_id, since, until })
     }
 }
 

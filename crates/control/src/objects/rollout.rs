@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::object::{Faults, PlacedFault};
 use super::plan::Change;
-use super::{Written, documents, reason, replace};
+use super::{OBJECTS, Written, documents, reason, replace};
 use crate::api::publish::{ATTEMPTS_MAX, approve_rollout, published, replacements};
 use crate::api::{App, Candidates, Problem, RolloutTerms, Terms, rollout_texts};
 use crate::auth::Caller;
@@ -169,7 +169,7 @@ pub async fn begin(
         let replacements = replacements(app, &after).await?;
         let approved = approve_rollout(app, callers, &texts).await?;
         let pods = app.store.pod_versions().await?;
-        let mut write = app.store.begin_of_token(&author).await?;
+        let mut write = app.store.begin_of_token(&author, OBJECTS).await?;
         write.of_objects();
         let first = write.number();
         let replaced = replace(&mut write, batch, &replacements, from_ref(text)).await?;
