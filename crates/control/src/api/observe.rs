@@ -201,11 +201,8 @@ impl AuditQuery {
             at.ok().map(Timestamp::as_millisecond)
         };
         let (since, until) = (time("since", self.since), time("until", self.until));
-        let texts = [
-            ("domain", &self.domain),
-            ("author", &self.author),
-            ("author_id", &self.author_id),
-        ];
+        let texts =
+            [("domain", &self.domain), ("author", &self.author), ("author_id", &self.author_id)];
         for (name, text) in texts {
             let text = text.as_deref().unwrap_or_default();
             if text.len() > AUDIT_TEXT_BYTES_MAX || text.contains('\0') {

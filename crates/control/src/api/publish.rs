@@ -621,12 +621,26 @@ pub async fn approve(
     callers: &[Caller],
     texts: &[PublishedText],
 ) -> Result<Approved, Problem> {
+    approve_in_place(app, callers, texts, &[]).await
+}
+
+/// Does what [`approve`] does, for a publication that ends the rollouts of these numbers.
+///
+/// # Errors
+/// As [`approve`].
+pub async fn approve_in_place(
+    app: &App,
+    callers: &[Caller],
+    texts: &[PublishedText],
+    ended: &[i64],
+) -> Result<Approved, Problem> {
     check_domain_bytes(app, texts)?;
     let published = app.last_published().await?;
     let approved = Approved { version: published.version };
     let published = &published.domains;
     // Read after the version: a step of it meanwhile is a version, and ends this attempt.
-    let rollouts = app.store.open_rollouts().await?;
+    let mut rollouts = app.store.open_rollouts().await?;
+    rollouts.retain(|it| !ended.contains(&it.id));
     refuse_rolled_out(&rollouts, texts.iter().map(|it| &*it.domain), callers)?;
     let overlay = overlay_of(texts);
     if overlay.iter().all(|(domain, text)| hash_of(published.get(domain)) == hash_of(text.as_ref()))
@@ -773,7 +787,7 @@ fn bytes_of_overlay(overlay: &Overlay) -> usize {
 }
 
 /// Compiles what pods would have in each stage of a rollout that is to begin, also beside those that
-/// are under way.
+/// are under way, but for the `ended` ones, in whose place it begins.
 ///
 /// # Errors
 /// Refuses what these pods would refuse, and domains of another rollout.
@@ -781,9 +795,11 @@ pub async fn approve_rollout(
     app: &App,
     callers: &[Caller],
     texts: &[RolloutTexts],
+    ended: &[i64],
 ) -> Result<Approved, Problem> {
     let published = app.last_published().await?;
-    let rollouts = app.store.open_rollouts().await?;
+    let mut rollouts = app.store.open_rollouts().await?;
+    rollouts.retain(|it| !ended.contains(&it.id));
     refuse_rolled_out(&rollouts, texts.iter().map(|it| &*it.draft.domain), callers)?;
     let drafts: Vec<_> = texts.iter().map(|it| it.draft.clone()).collect();
     take_publication(app, callers, &published.domains, &drafts)?;
@@ -1088,6 +1104,11 @@ impl Approved {
     /// Whether nothing was published since, so that the texts are those that were compiled.
     pub async fn is_current(self, write: &mut Write) -> Result<bool, Problem> {
         Ok(write.last_version().await? == self.version)
+    }
+
+    /// The same after this write has itself made versions, which end rollouts.
+    pub async fn after_own(self, write: &mut Write) -> Result<Self, Problem> {
+        Ok(Self { version: write.last_version().await? })
     }
 }
 

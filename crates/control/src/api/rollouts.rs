@@ -139,7 +139,7 @@ async fn prepare(app: &App, call: &WriteCall, selection: Selection) -> Result<Pr
     let base = app.store.last_version().await?;
     let (etag, texts, longest_window) = texts(app, &call.caller, selection).await?;
     call.need_draft(&etag)?;
-    let approved = approve_rollout(app, from_ref(&call.caller), &texts).await?;
+    let approved = approve_rollout(app, from_ref(&call.caller), &texts, &[]).await?;
     Ok(Prepared { texts, longest_window, base, approved })
 }
 
