@@ -13,6 +13,7 @@ use axum::{Json, Router};
 use http::StatusCode;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use super::App;
@@ -36,6 +37,11 @@ struct TokenItem {
     access: String,
     /// The domains that it may use; null for all.
     domains: Option<Vec<String>>,
+    /// The domains that it may change; null for all. Access `read` changes none. Absent for a person
+    /// who has not signed in since an earlier release.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<String>>)]
+    writable: Option<Value>,
     /// When it was made, or the person first signed in.
     created_at: String,
     /// Until when it is valid.
@@ -200,13 +206,14 @@ async fn revoke(
 
 impl TokenItem {
     fn new(row: TokenRow, now: i64) -> Self {
-        let TokenRow { token, created_at, revoked_at, written, issuer, subject } = row;
+        let TokenRow { token, created_at, revoked_at, written, issuer, subject, writable } = row;
         let is_expired = token.expires_at.is_some_and(|until| until <= now);
         Self {
             id: token.id,
             name: token.name,
             access: token.access,
             domains: token.domains,
+            writable,
             created_at: time(created_at),
             expires_at: token.expires_at.map(time),
             revoked_at: revoked_at.map(time),

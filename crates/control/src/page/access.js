@@ -68,12 +68,19 @@ function tokensSection(first, signal) {
   const headings = [["who", "name"], ["may"], ["domains"], ["made"], ["state"], ["end"]];
   const load = (next) => get("/v1/tokens", {limit: PAGE, before: next}, signal);
   const row = (it) => [h("span", {title: it.person || it.id}, it.name), it.access,
-    domainWords(it.domains), [time(it.created_at), it.made_by && h("span", {class: "soft",
+    rightsWords(it), [time(it.created_at), it.made_by && h("span", {class: "soft",
       title: it.made_by}, " by the API")], stateOf(it),
     !it.revoked_at && button("Revoke", () => revokeToken(problem, it), "danger quiet",
       {"aria-label": `Revoke ${it.person || it.id} ${it.name}`})];
   return h("section", {id: "tokens"}, h("h3", {}, "Tokens and people"), problem,
     pagedTable(headings, row, "tokens", first, load));
+}
+
+// The domains that one may use, and which of them it may change if that differs.
+function rightsWords({access, domains, writable}) {
+  const isLess = access !== "read" && writable !== undefined
+    && JSON.stringify(writable) !== JSON.stringify(domains);
+  return domainWords(domains) + (isLess ? `; changes ${domainWords(writable)}` : "");
 }
 
 function stateOf(it) {
