@@ -28,6 +28,7 @@ mod sign_in;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod tokens;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -42,6 +43,7 @@ pub use call::check_new_domain;
 use http::{HeaderValue, StatusCode, header};
 use hyper_util::service::TowerToHyperService;
 use jiff::Timestamp;
+use parking_lot::Mutex as SyncMutex;
 use ratelease_listener::{
     Client, ConnectionHandle, HttpServer, OpenConnections, Peer, UnreadAnswers, UnreadBounds,
 };
@@ -115,6 +117,8 @@ pub struct App {
     pub counts: RolloutCounts,
     /// The objects of Kubernetes that are followed.
     pub objects: ObjectCounts,
+    /// Why the next steps of rollouts cannot be taken, by rollout, as this process has found.
+    pub stuck: SyncMutex<BTreeMap<i64, String>>,
 }
 
 // === impl App ===
@@ -440,8 +444,6 @@ fn count_answer<P: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use futures_util::FutureExt;
     use serde_json::json;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -762,7 +762,12 @@ async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutVi
         let none = (groups.chosen.connected == 0).then(|| "no chosen pod is connected".to_owned());
         let why = why.filter(|_| sees_all).or(none);
         warnings.extend(why.clone().or_else(|| window_not_turned(rollout, now())));
-        waits_for = waits_for_of(rollout, why);
+        let stuck = app.stuck.lock().get(&rollout.id).cloned();
+        let stuck = stuck.map(|why| match sees_all {
+            true => why,
+            false => "what an operator has to look at: pods could not load the step".to_owned(),
+        });
+        waits_for = waits_for_of(rollout, why).or(stuck);
         pods = Some(groups);
     }
     warnings.extend(unread);
