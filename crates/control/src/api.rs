@@ -2,10 +2,11 @@
 //! `/openapi.json`.
 //!
 //! This file has the routes and the ports; `call` reads and admits requests and answers refusals;
-//! the other modules hold the calls.
+//! `pages` bounds what a list answers; the other modules hold the calls.
 
 mod approvals;
 mod call;
+#[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod change_sets;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod dialects;
@@ -13,10 +14,12 @@ mod dialects;
 mod files;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod observe;
+mod pages;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 pub mod publish;
 mod replay;
 mod rollout_terms;
+#[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod rollouts;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod rules;
@@ -25,6 +28,7 @@ mod sign_in;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod tokens;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -39,6 +43,7 @@ pub use call::check_new_domain;
 use http::{HeaderValue, StatusCode, header};
 use hyper_util::service::TowerToHyperService;
 use jiff::Timestamp;
+use parking_lot::Mutex as SyncMutex;
 use ratelease_listener::{
     Client, ConnectionHandle, HttpServer, OpenConnections, Peer, UnreadAnswers, UnreadBounds,
 };
@@ -112,6 +117,8 @@ pub struct App {
     pub counts: RolloutCounts,
     /// The objects of Kubernetes that are followed.
     pub objects: ObjectCounts,
+    /// Why the next steps of rollouts cannot be taken, by rollout, as this process has found.
+    pub stuck: SyncMutex<BTreeMap<i64, String>>,
 }
 
 // === impl App ===
@@ -146,7 +153,7 @@ impl App {
     /// Waits until this request alone publishes, of all replicas. It does so until it is answered,
     /// and its work has ended.
     pub async fn take_publisher_turn(&self, caller: &Caller) -> Result<(), Problem> {
-        let place = self.rates.publishers.take(&caller.name).await;
+        let place = self.rates.publishers.take(&caller.id).await;
         // The lock of the process comes first: those that wait for it hold no connection.
         let own = Arc::clone(&self.publishers).lock_owned().await;
         let all = self.store.lock_publishers().await?;
@@ -365,7 +372,7 @@ const BYTES_PER_SECOND_MIN: u32 = 128 << 10;
 /// Who reads an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Reader {
-    /// The holder of the token of this name.
+    /// The token or the person of this id.
     Token(String),
     /// A client without a valid token.
     Peer(Peer),
@@ -437,8 +444,6 @@ fn count_answer<P: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use futures_util::FutureExt;
     use serde_json::json;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};

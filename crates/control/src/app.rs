@@ -178,6 +178,7 @@ impl Control {
             streams: streams.clone(),
             counts: counts.clone(),
             objects: ObjectCounts::default(),
+            stuck: Default::default(),
         });
         tasks.spawn(steps::take_steps(Arc::clone(&app)));
         if let (Some(client), Some(scope)) = (cluster, settings.kubernetes_rules) {

@@ -395,7 +395,8 @@ mod tests {
     fn row(token: &Token, access: Access, domains: Option<Vec<String>>) -> TokenRow {
         let token = token.row("ci", access, domains, None);
         let (issuer, subject) = (String::new(), String::new());
-        TokenRow { token, created_at: 0, revoked_at: None, written: 0, issuer, subject }
+        let (revoked_at, writable) = (None, None);
+        TokenRow { token, created_at: 0, revoked_at, written: 0, issuer, subject, writable }
     }
 
     #[test]

@@ -47,7 +47,9 @@ use self::plan::{Change, Plan, Verdict, namespace_of, plan};
 use self::queue::Queue;
 use self::rollout::Tries;
 use self::status::{Basis, Notice, Pods, Status};
-use crate::api::publish::{ATTEMPTS_MAX, approve, domain_memory, publish_texts, replacements};
+use crate::api::publish::{
+    ATTEMPTS_MAX, approve_in_place, domain_memory, publish_texts, replacements,
+};
 use crate::api::{App, Problem};
 use crate::auth::Caller;
 use crate::document::{Document, read};
@@ -103,6 +105,9 @@ const LIST_TICKS: u64 = 600;
 const KEPT_MAX: usize = 64 << 20;
 const KEPT_OF_TICK: usize = 4 << 10;
 const KEPT_OF_CHANGE: usize = 1 << 10;
+
+/// Whose turn to write the objects have, among those of tokens, whose ids are not empty.
+const OBJECTS: &str = "";
 
 /// What `/metrics` shows.
 #[derive(Debug, Default)]
@@ -849,24 +854,31 @@ impl Follower {
         // The turn is given back when this ends.
         work::of_request(async {
             app.take_publisher_turn(&Caller::of_objects(None)).await?;
-            rollout::abort(app, &self.tries.open_of(batch), batch).await?;
+            // They end with the write that is accepted: what is refused leaves them alone.
+            let ended = self.tries.open_of(batch);
             let terms = batch.first().and_then(|it| self.object_of(it)?.rollout.as_ref());
             if let ([change], [text], Some(terms), true) =
                 (batch, &*texts, terms, app.store.last_version().await? > 0)
-                && let Some(written) = rollout::begin(app, &callers, change, (text, terms)).await?
+                && let Some(written) =
+                    rollout::begin(app, &callers, (change, &ended), (text, terms)).await?
             {
                 return Ok(written);
             }
             let documents = Arc::new(documents(&texts).await?);
             for _ in 0..ATTEMPTS_MAX {
                 let replacements = replacements(app, &documents).await?;
-                let approved = approve(app, &callers, &texts).await?;
-                let mut write = app.store.begin_of_token(&author).await?;
+                let approved = approve_in_place(app, &callers, &texts, &ended).await?;
+                let mut write = app.store.begin_of_token(&author, OBJECTS).await?;
                 write.of_objects();
                 let first = write.number();
                 let Some(texts) = replace(&mut write, batch, &replacements, &texts).await? else {
                     continue;
                 };
+                if !approved.is_current(&mut write).await? {
+                    continue;
+                }
+                rollout::abort(&mut write, &ended).await?;
+                let approved = approved.after_own(&mut write).await?;
                 if publish_texts(&mut write, &texts, None, approved).await?.is_some() {
                     let names = batch.iter().map(|it| it.domain.clone()).collect();
                     let domains = write.domains(names).await?;

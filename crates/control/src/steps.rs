@@ -79,10 +79,14 @@ async fn look_often(app: &App, steps: Steps) {
         sleep(LOOK_INTERVAL).await;
         if app.published.borrow().rollouts.is_empty() {
             seen = Seen::default();
+            app.stuck.lock().clear();
             continue;
         }
         let looked = look(app, steps, &mut seen).await;
         seen.note(ALL, looked);
+        if steps == Steps::Others {
+            app.stuck.lock().clone_from(&seen.stuck);
+        }
     }
 }
 

@@ -39,7 +39,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 pub use approvals::{APPROVALS_MAX, ApprovalRow, DraftApprovals, DraftAuthor};
-pub use change_sets::{ChangeSet, SetChange};
+pub use change_sets::{ChangeSet, SetChange, SetReader};
 pub use clock::DatabaseClock;
 use contents::Compared;
 use jiff::Timestamp;
@@ -138,6 +138,24 @@ impl Backend {
         match self {
             Self::Postgres => "CAST(EXTRACT(EPOCH FROM CLOCK_TIMESTAMP()) * 1000 AS BIGINT)",
             Self::Sqlite => "CAST(ROUND((JULIANDAY('now') - 2440587.5) * 86400000) AS INTEGER)",
+        }
+    }
+}
+
+impl Backend {
+    /// Who an author is, as an expression: what follows the shown name, which has no slash.
+    const fn identity(self) -> &'static str {
+        match self {
+            Self::Postgres => "SUBSTR(author, STRPOS(author, '/') + 1)",
+            Self::Sqlite => "SUBSTR(author, INSTR(author, '/') + 1)",
+        }
+    }
+
+    /// Has texts ordered by their bytes, and not by the rules of a language: written after a column.
+    const fn by_bytes(self) -> &'static str {
+        match self {
+            Self::Postgres => "COLLATE \"C\"",
+            Self::Sqlite => "COLLATE BINARY",
         }
     }
 }
@@ -665,7 +683,7 @@ mod tests {
         let given: Vec<_> = found.given.iter().map(|it| &*it.approver).collect();
         assert_eq!(given, ["0123456789ab"], "the other one was revoked");
         assert_eq!(store.token("00000000000b").await.unwrap().unwrap().revoked_at, Some(7));
-        let set = store.change_sets().await.unwrap().remove(0);
+        let set = store.change_set("s").await.unwrap().unwrap();
         assert_eq!((&*set.owner, &*set.person), ("p-ann", "https://i#users/0123456789ab"));
         let key = AnswerKey { key: "k".to_owned(), request: "r".to_owned() };
         let known = store.earlier("0123456789ab", &key).await.unwrap();

@@ -58,7 +58,7 @@ async fn open(flags: &Flags<DatabaseAddress>) -> Result<Store, String> {
 
 /// A token without its secret.
 fn line(row: &TokenRow) -> String {
-    let TokenRow { token, created_at, revoked_at, written, issuer, subject } = row;
+    let TokenRow { token, created_at, revoked_at, written, issuer, subject, .. } = row;
     let time = |at: i64| Timestamp::from_millisecond(at).unwrap_or_default().to_string();
     let domains = token.domains.as_ref().map_or_else(|| "all".to_owned(), |it| it.join(","));
     let mut line = format!(

@@ -31,6 +31,8 @@ mod limits;
 mod objects;
 #[path = "control/outages.rs"]
 mod outages;
+#[path = "control/pages.rs"]
+mod pages;
 #[path = "control/pods.rs"]
 mod pods;
 #[path = "control/publish.rs"]

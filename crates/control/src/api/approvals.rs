@@ -12,7 +12,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::{OpenApi, ToSchema};
 
 use super::App;
-use super::call::{CommonProblems, Ending, Problem, WriteCall, WriteQuery, check_new_domain};
+use super::call::{
+    CommonProblems, Ending, Problem, QueryOf, WriteCall, WriteQuery, check_new_domain, check_text,
+};
+use super::pages::{PAGE_MAX, Page, PageQuery, page_size};
 use super::publish::draft_etag;
 use crate::auth::{Access, Caller};
 use crate::document::FieldFault;
@@ -43,7 +46,13 @@ struct DomainApprovals {
 struct ApprovalList {
     /// By name.
     domains: Vec<DomainApprovals>,
+    /// `after` of the next page, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
 }
+
+/// Domains that are read together.
+const PART: usize = 50;
 
 /// The draft that is approved.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -76,20 +85,31 @@ pub fn calls() -> Router<Arc<App>> {
 
 /// List domains that ask for approvals
 #[utoipa::path(get, operation_id = "list_approvals", tag = "approvals", path = "/v1/approvals",
-    responses((status = 200, description = "Those of the domains of the token",
+    params(PageQuery), responses((status = 200, description = "Those of the domains of the token",
     body = ApprovalList), CommonProblems))]
-async fn list(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<ApprovalList>, Problem> {
+async fn list(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    QueryOf(query): QueryOf<PageQuery>,
+) -> Result<Json<ApprovalList>, Problem> {
+    let mut page = Page::new(page_size(query.limit.or(Some(PAGE_MAX)))?);
+    let after = query.after.unwrap_or_default();
+    check_text("after", &after)?;
     let store = app.lists();
-    let mut domains = Vec::new();
-    for domain in store.domains().await? {
-        if domain.approvals > 0
-            && caller.may_use(&domain.name)
-            && let Some(found) = store.approvals(&domain.name).await?
-        {
-            domains.push(DomainApprovals::new(domain.name, domain.is_changed, found));
+    while let Some(asked) = page.wants(PART) {
+        let last = page.last().map_or(&*after, |it: &DomainApprovals| &*it.domain);
+        let found = store.domains_with_approvals(caller.domains(), last, asked).await?;
+        page.note_part(asked, found.len());
+        for domain in found {
+            if !page.has_room() {
+                break;
+            }
+            let found = store.approvals(&domain.name).await?.unwrap_or_default();
+            page.add(DomainApprovals::new(domain.name, domain.is_changed, found));
         }
     }
-    Ok(Json(ApprovalList { domains }))
+    let (domains, next) = page.end(|it| it.domain.clone());
+    Ok(Json(ApprovalList { domains, next }))
 }
 
 /// Approve a draft

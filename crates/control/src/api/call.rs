@@ -1,5 +1,5 @@
-//! What all calls share: who may call and how often, what a request says of itself, the pages of
-//! lists, and the answer to a request that is refused.
+//! What all calls share: who may call and how often, what a request says of itself, and the answer
+//! to a request that is refused.
 
 use std::net::Ipv4Addr;
 use std::num::NonZeroU32;
@@ -142,7 +142,7 @@ impl<const MAX: usize> WriteCall<MAX> {
         let author = Author { name: self.caller.name.clone(), reason: self.reason.clone() };
         let mut write = match self.caller.has(Access::Admin) {
             true => app.store.begin(&author).await?,
-            false => app.store.begin_of_token(&author).await?,
+            false => app.store.begin_of_token(&author, &self.caller.id).await?,
         };
         write.identity = self.caller.identity();
         if let Some(key) = &self.key {
@@ -380,7 +380,7 @@ async fn read_body(
     let expected = length.unwrap_or(max);
     if expected > BODY_UNCOUNTED_MAX {
         let kib = u32::try_from(expected.div_ceil(1024)).unwrap_or(u32::MAX);
-        work::hold(app.rates.bodies.take_many(caller.name.clone(), kib).await);
+        work::hold(app.rates.bodies.take_many(caller.id.clone(), kib).await);
     }
     let time_max = if max > BODY_BYTES_MAX { LONG_BODY_MAX } else { BODY_MAX };
     #[allow(clippy::disallowed_methods, reason = "the edge: says only how long to wait")]
@@ -519,8 +519,8 @@ pub async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) ->
     // The connection is in use, and the request one of those at a time, until the answer is read.
     let connection = parts.extensions.get::<ConnectionHandle>().cloned();
     let in_use = connection.as_ref().map(ConnectionHandle::begin_request);
-    let reader = Reader::Token(admitted.caller.name.clone());
-    let permit = Arc::new((app.rates.requests.take(&admitted.caller.name).await, in_use));
+    let reader = Reader::Token(admitted.caller.id.clone());
+    let permit = Arc::new((app.rates.requests.take(&admitted.caller.id).await, in_use));
     let quota = admitted.quota;
     parts.extensions.insert(admitted);
     let held = Arc::clone(&permit);
@@ -544,7 +544,7 @@ pub async fn admit_read(
     next: Next,
 ) -> Response {
     if request.method().is_safe() {
-        work::hold(app.rates.reads.take(&caller.name).await);
+        work::hold(app.rates.reads.take(&caller.id).await);
     }
     next.run(request).await
 }
@@ -567,14 +567,14 @@ pub async fn admit_long(
 /// Waits for a permit of the requests about whole domains, and holds it for the present one. Other
 /// tokens keep none from those of an administrator, who may have to roll back.
 async fn hold_long_permit(app: &App, caller: &Caller) {
-    let shared = app.rates.long.take(&caller.name);
+    let shared = app.rates.long.take(&caller.id);
     if !caller.has(Access::Admin) {
         return work::hold(shared.await);
     }
     let permit = tokio::select! {
         biased;
         permit = shared => permit,
-        permit = app.rates.long_of_admins.take(&caller.name) => permit,
+        permit = app.rates.long_of_admins.take(&caller.id) => permit,
     };
     work::hold(permit);
 }
@@ -707,34 +707,10 @@ impl Quota {
     }
 }
 
-// Pages of lists, and how times are written.
-
-/// Items of a page, if the query names no number, and at most.
-const PAGE: usize = 100;
-pub const PAGE_MAX: usize = 1000;
+// How texts are searched for, and how times are written.
 
 /// Maximum bytes of a text that is searched for: databases compare it at each place of each rule.
 const SEARCH_BYTES_MAX: usize = 128;
-
-/// Which changes to list.
-#[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-pub struct HistoryQuery {
-    /// Before this number: `next` of the page before.
-    pub before: Option<i64>,
-    /// At most so many, up to 1000; 100 by default.
-    #[param(minimum = 1, maximum = 1000)]
-    pub limit: Option<usize>,
-}
-
-/// The number of items of a page.
-pub fn page_size(limit: Option<usize>) -> Result<usize, Problem> {
-    let limit = limit.unwrap_or(PAGE);
-    if (1..=PAGE_MAX).contains(&limit) {
-        return Ok(limit);
-    }
-    Err(Problem::malformed(format!("'limit' is {limit}; expected 1 to {PAGE_MAX}")))
-}
 
 /// Refuses to search for a text that is too long.
 pub fn check_search(text: &str) -> Result<(), Problem> {

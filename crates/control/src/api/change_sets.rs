@@ -14,16 +14,18 @@ use axum::{Json, Router};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use utoipa::{OpenApi, ToSchema};
+use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use super::App;
 use super::call::{
-    CommonProblems, Ending, Problem, WriteCall, WriteQuery, answer, check_new_domain, check_text,
+    CommonProblems, Ending, Problem, QueryOf, WriteCall, WriteQuery, answer, check_new_domain,
+    check_text,
 };
+use super::pages::{PAGE_MAX, Page, PageQuery, no_place, page_size, place, place_of};
 use super::rules::check;
 use crate::auth::{Access, Caller};
 use crate::document::{Entry, FieldFault, Record, RuleId, check_entries};
-use crate::store::{ChangeSet, DraftAuthor, SetChange, StoreError, Write};
+use crate::store::{ChangeSet, DraftAuthor, SetChange, SetReader, StoreError, Write};
 
 /// Maximum bytes of the name of a set.
 const NAME_BYTES_MAX: usize = 200;
@@ -59,7 +61,26 @@ struct SetChangeInput {
 struct SetList {
     /// The sets, the latest first.
     change_sets: Vec<ChangeSet>,
+    /// `before` of the next page, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
 }
+
+/// Which sets to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct SetQuery {
+    /// Before this place: `next` of the page before.
+    before: Option<String>,
+    /// At most so many, up to 1000, which is the default.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<usize>,
+}
+
+/// Sets that are read together, which may have 200 domains each; and changes of one, beside which
+/// the rules of the draft may have 64 KiB each.
+const SETS_PART: usize = 20;
+const CHANGES_PART: usize = 20;
 
 /// A change set with its changes.
 #[derive(Debug, Serialize, ToSchema)]
@@ -68,6 +89,9 @@ struct FullSet {
     set: ChangeSet,
     /// The changes, by domain and entries.
     changes: Vec<ComparedChange>,
+    /// `after` of the next page, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<RuleId>,
 }
 
 /// A change beside the shared draft.
@@ -108,13 +132,30 @@ pub fn calls() -> Router<Arc<App>> {
 }
 
 /// List change sets
-#[utoipa::path(get, tag = "change_sets", path = "/v1/change-sets", responses(
+#[utoipa::path(get, tag = "change_sets", path = "/v1/change-sets", params(SetQuery), responses(
     (status = 200, description = "Those of the token, and those of domains that it may use",
         body = SetList), CommonProblems))]
-async fn list(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<SetList>, Problem> {
-    let mut change_sets = app.lists().change_sets().await?;
-    change_sets.retain(|it| is_seen_by(&caller, it));
-    Ok(Json(SetList { change_sets }))
+async fn list(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    QueryOf(query): QueryOf<SetQuery>,
+) -> Result<Json<SetList>, Problem> {
+    let mut page = Page::new(page_size(query.limit.or(Some(PAGE_MAX)))?);
+    let before = query.before.as_deref().map(place).transpose()?;
+    let before = before.unwrap_or((i64::MAX, String::new()));
+    let reader = SetReader {
+        id: caller.id.clone(),
+        sees_empty: caller.has(Access::Admin),
+        domains: caller.domains().map(<[_]>::to_vec),
+    };
+    while let Some(asked) = page.wants(SETS_PART) {
+        let of = |it: &ChangeSet| (it.created_at, it.id.clone());
+        let last = page.last().map_or_else(|| before.clone(), of);
+        let found = app.lists().change_sets(&reader, last, asked).await?;
+        page.add_part(asked, found);
+    }
+    let (change_sets, next) = page.end(|it| place_of(it.created_at, &it.id));
+    Ok(Json(SetList { change_sets, next }))
 }
 
 /// Make a change set
@@ -141,27 +182,39 @@ async fn create(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response
 
 /// Read a change set
 #[utoipa::path(get, tag = "change_sets", path = "/v1/change-sets/{id}",
-    params(("id" = String, Path)), responses(
+    params(("id" = String, Path), PageQuery), responses(
     (status = 200, description = "The set, beside the shared draft", body = FullSet),
     CommonProblems))]
 async fn read(
     State(app): State<Arc<App>>,
     caller: Caller,
     Path(id): Path<String>,
+    QueryOf(query): QueryOf<PageQuery>,
 ) -> Result<Json<FullSet>, Problem> {
     check_text("id", &id)?;
+    let mut page = Page::new(page_size(query.limit.or(Some(PAGE_MAX)))?);
     let store = app.lists();
     let set = store.change_set(&id).await?.filter(|it| is_seen_by(&caller, it));
     let set = set.ok_or_else(|| no_set(&id))?;
-    let changes = store.set_changes(&id).await?;
-    let ids: Vec<_> = changes.iter().map(|it| it.rule.as_str()).collect();
-    let present = store.rules_of_ids(&ids).await?.into_iter();
-    let mut present: HashMap<_, _> = present.map(|it| (it.id, it.record.settings)).collect();
-    let changes = changes.into_iter().map(|change| {
-        let current = present.remove(&change.rule);
-        ComparedChange { is_conflict: is_conflict(&change, current.as_ref()), change, current }
-    });
-    Ok(Json(FullSet { set, changes: changes.collect() }))
+    let mut changes = store.set_changes(&id).await?;
+    if let Some(after) = &query.after {
+        let at = changes.iter().position(|it| it.rule.as_str() == after);
+        changes.drain(..=at.ok_or_else(|| no_place("after"))?);
+    }
+    let mut changes = changes.into_iter();
+    while let Some(asked) = page.wants(CHANGES_PART) {
+        let part: Vec<_> = changes.by_ref().take(asked).collect();
+        let ids: Vec<_> = part.iter().map(|it| it.rule.as_str()).collect();
+        let present = store.rules_of_ids(&ids).await?.into_iter();
+        let mut present: HashMap<_, _> = present.map(|it| (it.id, it.record.settings)).collect();
+        let compared = part.into_iter().map(|change| {
+            let current = present.remove(&change.rule);
+            ComparedChange { is_conflict: is_conflict(&change, current.as_ref()), change, current }
+        });
+        page.add_part(asked, compared.collect());
+    }
+    let (changes, next) = page.end(|it| it.change.rule.clone());
+    Ok(Json(FullSet { set, changes, next }))
 }
 
 /// Remove a change set

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::mem::take;
 use std::slice::from_ref;
 use std::sync::Arc;
 
@@ -17,8 +18,9 @@ use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use super::call::{
     CommonProblems, Ending, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
-    check_new_domain, check_text, page_size,
+    check_new_domain, check_text,
 };
+use super::pages::{Room, page_size};
 use super::publish::{
     ATTEMPTS_MAX, Checked, approve, compile_all, draft_etag, publish_texts, published_hashes,
     read_text, replacements, unpublished_changes,
@@ -365,15 +367,20 @@ struct DifferencesQuery {
     /// At most so many rules, up to 1000; 100 by default.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<usize>,
+    /// After this domain: `next` of the page before.
+    after: Option<String>,
 }
 
 /// What differs.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Default, Serialize, ToSchema)]
 struct Differences {
     /// The domains that differ.
     domains: Vec<DomainDifference>,
-    /// Whether there are more rules that differ than are listed.
+    /// Whether there are more rules of these domains that differ than are listed.
     is_truncated: bool,
+    /// `after` of the next page, if there are more domains that differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
     /// The `If-Match` with which `/v1/discard` discards exactly the drafts of `domains`; absent if the
     /// later state is a version.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -422,7 +429,7 @@ async fn differences(
         check_text("domain", domain)?;
         caller.need_domain(domain)?;
     }
-    let mut room = page_size(query.limit)?;
+    let mut room = DifferenceRoom::new(page_size(query.limit)?);
     check_version(&app, query.from, 0).await?;
     check_version(&app, query.to, 1).await?;
     let before = version_contents(&app, query.from.unwrap_or(i64::MAX)).await?;
@@ -430,12 +437,14 @@ async fn differences(
         Some(version) => version_contents(&app, version).await?,
         None => draft_contents(&app).await?,
     };
+    let after_domain = query.after.as_deref().unwrap_or_default();
     let is_wanted = |domain: &String| match &query.domain {
+        _ if &**domain <= after_domain => false,
         Some(wanted) => wanted == domain,
         None => caller.may_use(domain),
     };
     let names: BTreeSet<_> = before.keys().chain(after.keys()).filter(|it| is_wanted(it)).collect();
-    let mut found = Differences { domains: Vec::new(), is_truncated: false, etag: None };
+    let mut found = Differences::default();
     let mut drafts = Vec::new();
     for name in names {
         let before = before.get(name);
@@ -447,7 +456,10 @@ async fn differences(
         let (after, changed) = document(&app, name, after).await?;
         let difference = heavy(move |_| difference(&before, &after)).await?;
         if !difference.is_empty() {
-            found.add(difference, &mut room);
+            if !found.add(difference, &mut room) {
+                found.next = found.domains.last().map(|it| it.domain.clone());
+                break;
+            }
             drafts.push((&**name, changed));
         }
     }
@@ -494,20 +506,51 @@ async fn document(
     })
 }
 
+/// What an answer may still list: domains have a room of their own, so that the number of rules of
+/// each is known although these have none.
+struct DifferenceRoom {
+    domains: Room,
+    rules: Room,
+    rules_left: usize,
+}
+
+// === impl DifferenceRoom ===
+
+impl DifferenceRoom {
+    fn new(rules_max: usize) -> Self {
+        Self { domains: Room::new(), rules: Room::new(), rules_left: rules_max }
+    }
+
+    /// Takes the room of a rule. Returns whether there is enough; if not, there is none for the next
+    /// ones either.
+    fn takes_rule(&mut self, rule: &RuleChange) -> bool {
+        let has_room = self.rules_left > 0 && self.rules.takes(rule);
+        self.rules_left = if has_room { self.rules_left - 1 } else { 0 };
+        has_room
+    }
+}
+
 // === impl Differences ===
 
 impl Differences {
-    /// Adds a domain, with as many of its rules as there is `room` for.
-    fn add(&mut self, difference: Difference, room: &mut usize) {
+    /// Adds a domain, with as many of its rules as there is `room` for. Returns whether there is
+    /// room for the domain.
+    fn add(&mut self, difference: Difference, room: &mut DifferenceRoom) -> bool {
         let Difference { domain, mut rules, defaults_or_order } = difference;
         let count = |is: fn(&RuleChange) -> bool| rules.iter().filter(|it| is(it)).count();
         let added = count(|it| it.before.is_none());
         let removed = count(|it| it.after.is_none());
         let changed = rules.len() - added - removed;
-        self.is_truncated |= rules.len() > *room;
-        rules.truncate(*room);
-        *room -= rules.len();
-        let domain = DomainDifference { domain, added, changed, removed, defaults_or_order, rules };
+        let listed = take(&mut rules);
+        let mut domain =
+            DomainDifference { domain, added, changed, removed, defaults_or_order, rules };
+        if !room.domains.takes(&domain) && !self.domains.is_empty() {
+            return false;
+        }
+        let count = listed.len();
+        domain.rules = listed.into_iter().take_while(|it| room.takes_rule(it)).collect();
+        self.is_truncated |= domain.rules.len() < count;
         self.domains.push(domain);
+        true
     }
 }

@@ -13,7 +13,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
-use super::call::{CommonProblems, PAGE_MAX, Problem, QueryOf, check_text, page_size};
+use super::call::{CommonProblems, Problem, QueryOf, check_text};
+use super::pages::{PAGE_MAX, Page, PageQuery, page_size};
 use super::rollouts::is_seen_by;
 use super::{App, METRICS_AGE_MAX};
 use crate::auth::{Access, Caller};
@@ -37,17 +38,6 @@ struct PodList {
     /// `after` of the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
-}
-
-/// Which pods to list.
-#[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-struct PodQuery {
-    /// After this place: `next` of the page before.
-    after: Option<String>,
-    /// At most so many, up to 1000, which is the default.
-    #[param(minimum = 1, maximum = 1000)]
-    limit: Option<usize>,
 }
 
 /// How much of it to list.
@@ -81,8 +71,11 @@ struct AuditQuery {
     limit: Option<usize>,
     /// Actions that changed or published this domain, or gave rights to it.
     domain: Option<String>,
-    /// Actions whose author contains this text.
+    /// Actions whose author contains this text, which several may: names are not unique.
     author: Option<String>,
+    /// Actions of exactly this author, whatever the name: the id of a token, or ISSUER#SUBJECT of a
+    /// person.
+    author_id: Option<String>,
     /// Actions from this time on, as RFC 3339 writes it.
     since: Option<String>,
     /// Actions before this time, as RFC 3339 writes it.
@@ -119,13 +112,13 @@ pub fn probes() -> Router<Arc<App>> {
 }
 
 /// List pods
-#[utoipa::path(get, tag = "observe", path = "/v1/pods", params(PodQuery), responses(
+#[utoipa::path(get, tag = "observe", path = "/v1/pods", params(PageQuery), responses(
     (status = 200, description = "The pods that are connected to any replica", body = PodList),
     CommonProblems))]
 async fn pods(
     State(app): State<Arc<App>>,
     caller: Caller,
-    QueryOf(query): QueryOf<PodQuery>,
+    QueryOf(query): QueryOf<PageQuery>,
 ) -> Result<Json<PodList>, Problem> {
     let limit = page_size(query.limit.or(Some(PAGE_MAX)))?;
     let after = query.after.unwrap_or_default();
@@ -208,7 +201,9 @@ impl AuditQuery {
             at.ok().map(Timestamp::as_millisecond)
         };
         let (since, until) = (time("since", self.since), time("until", self.until));
-        for (name, text) in [("domain", &self.domain), ("author", &self.author)] {
+        let texts =
+            [("domain", &self.domain), ("author", &self.author), ("author_id", &self.author_id)];
+        for (name, text) in texts {
             let text = text.as_deref().unwrap_or_default();
             if text.len() > AUDIT_TEXT_BYTES_MAX || text.contains('\0') {
                 let fault = "expected at most 1024 bytes, without NUL characters";
@@ -218,7 +213,8 @@ impl AuditQuery {
         if !faults.is_empty() {
             return Err(Problem::faults("the query has faults", faults));
         }
-        Ok(AuditFilter { domain: self.domain, author: self.author, since, until })
+        let Self { domain, author, author_id, .. } = self;
+        Ok(AuditFilter { domain, author, author_id, since, until })
     }
 }
 
@@ -310,18 +306,37 @@ async fn token(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<Token
 
 // Domains of the draft.
 
+/// Domains that are read together: of each whether it differs from what is published.
+const DOMAINS_PART: usize = 100;
+
 /// Domains.
 #[derive(Debug, Serialize, ToSchema)]
 struct DomainList {
     /// The domains, by name.
     domains: Vec<DraftDomain>,
+    /// `after` of the next page, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
 }
 
 /// List domains
-#[utoipa::path(get, operation_id = "list", tag = "domains", path = "/v1/domains", responses(
-    (status = 200, description = "The domains that the token may use", body = DomainList),
+#[utoipa::path(get, operation_id = "list", tag = "domains", path = "/v1/domains", params(PageQuery),
+    responses((status = 200, description = "The domains that the token may use", body = DomainList),
     CommonProblems))]
-async fn domains(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<DomainList>, Problem> {
-    let domains = app.lists().domains().await?.into_iter().filter(|it| caller.may_use(&it.name));
-    Ok(Json(DomainList { domains: domains.collect() }))
+async fn domains(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    QueryOf(query): QueryOf<PageQuery>,
+) -> Result<Json<DomainList>, Problem> {
+    let mut page = Page::new(page_size(query.limit.or(Some(PAGE_MAX)))?);
+    let after = query.after.unwrap_or_default();
+    check_text("after", &after)?;
+    let store = app.lists();
+    while let Some(asked) = page.wants(DOMAINS_PART) {
+        let last = page.last().map_or(&*after, |it: &DraftDomain| &*it.name);
+        let found = store.domains_after(caller.domains(), last, asked).await?;
+        page.add_part(asked, found);
+    }
+    let (domains, next) = page.end(|it| it.name.clone());
+    Ok(Json(DomainList { domains, next }))
 }

@@ -23,9 +23,9 @@ use utoipa::{IntoParams, OpenApi, ToSchema};
 use super::App;
 use super::call::{
     CommonProblems, DryCall, Ending, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
-    page_size,
 };
 use super::files::{Files, IMPORT_BYTES_MAX, RuleFile, read_files, sources};
+use super::pages::{Page, page_size};
 use crate::auth::{Access, Caller};
 use crate::document::{
     Difference, Document, FieldFault, check_together, compile, difference, memory_for_rules, mib,
@@ -112,7 +112,7 @@ struct Discarded {
 struct VersionQuery {
     /// That change this domain.
     domain: Option<String>,
-    /// Before this number.
+    /// Before this number: `next` of the page before.
     before: Option<i64>,
     /// At most so many, up to 1000; 100 by default.
     #[param(minimum = 1, maximum = 1000)]
@@ -124,7 +124,13 @@ struct VersionQuery {
 struct VersionList {
     /// The versions, the latest first.
     versions: Vec<VersionRow>,
+    /// `before` of the next page, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<i64>,
 }
+
+/// Versions that are read together: each names up to 20 domains.
+const VERSIONS_PART: usize = 100;
 
 /// Describes the calls.
 #[derive(OpenApi)]
@@ -398,9 +404,15 @@ async fn versions(
     }
     let domain = query.domain.map(|it| [it]);
     let of = domain.as_ref().map(<[String; 1]>::as_slice).or(caller.domains());
-    let mut versions = app.lists().versions(of, caller.domains(), before, limit).await?;
-    versions.iter_mut().for_each(|it| hide_reason(&caller, &it.author, &mut it.reason));
-    Ok(Json(VersionList { versions }))
+    let mut page = Page::new(limit);
+    while let Some(asked) = page.wants(VERSIONS_PART) {
+        let last = page.last().map_or(before, |it: &VersionRow| it.number);
+        let mut found = app.lists().versions(of, caller.domains(), last, asked).await?;
+        found.iter_mut().for_each(|it| hide_reason(&caller, &it.author, &mut it.reason));
+        page.add_part(asked, found);
+    }
+    let (versions, next) = page.end(|it| it.number);
+    Ok(Json(VersionList { versions, next }))
 }
 
 /// Hides the control plane's reason for a roll back from a token that is for some domains: it names
@@ -609,12 +621,26 @@ pub async fn approve(
     callers: &[Caller],
     texts: &[PublishedText],
 ) -> Result<Approved, Problem> {
+    approve_in_place(app, callers, texts, &[]).await
+}
+
+/// Does what [`approve`] does, for a publication that ends the rollouts of these numbers.
+///
+/// # Errors
+/// As [`approve`].
+pub async fn approve_in_place(
+    app: &App,
+    callers: &[Caller],
+    texts: &[PublishedText],
+    ended: &[i64],
+) -> Result<Approved, Problem> {
     check_domain_bytes(app, texts)?;
     let published = app.last_published().await?;
     let approved = Approved { version: published.version };
     let published = &published.domains;
     // Read after the version: a step of it meanwhile is a version, and ends this attempt.
-    let rollouts = app.store.open_rollouts().await?;
+    let mut rollouts = app.store.open_rollouts().await?;
+    rollouts.retain(|it| !ended.contains(&it.id));
     refuse_rolled_out(&rollouts, texts.iter().map(|it| &*it.domain), callers)?;
     let overlay = overlay_of(texts);
     if overlay.iter().all(|(domain, text)| hash_of(published.get(domain)) == hash_of(text.as_ref()))
@@ -761,7 +787,7 @@ fn bytes_of_overlay(overlay: &Overlay) -> usize {
 }
 
 /// Compiles what pods would have in each stage of a rollout that is to begin, also beside those that
-/// are under way.
+/// are under way, but for the `ended` ones, in whose place it begins.
 ///
 /// # Errors
 /// Refuses what these pods would refuse, and domains of another rollout.
@@ -769,9 +795,11 @@ pub async fn approve_rollout(
     app: &App,
     callers: &[Caller],
     texts: &[RolloutTexts],
+    ended: &[i64],
 ) -> Result<Approved, Problem> {
     let published = app.last_published().await?;
-    let rollouts = app.store.open_rollouts().await?;
+    let mut rollouts = app.store.open_rollouts().await?;
+    rollouts.retain(|it| !ended.contains(&it.id));
     refuse_rolled_out(&rollouts, texts.iter().map(|it| &*it.draft.domain), callers)?;
     let drafts: Vec<_> = texts.iter().map(|it| it.draft.clone()).collect();
     take_publication(app, callers, &published.domains, &drafts)?;
@@ -1076,6 +1104,11 @@ impl Approved {
     /// Whether nothing was published since, so that the texts are those that were compiled.
     pub async fn is_current(self, write: &mut Write) -> Result<bool, Problem> {
         Ok(write.last_version().await? == self.version)
+    }
+
+    /// The same after this write has itself made versions, which end rollouts.
+    pub async fn after_own(self, write: &mut Write) -> Result<Self, Problem> {
+        Ok(Self { version: write.last_version().await? })
     }
 }
 

@@ -88,7 +88,7 @@ async fn replay(
     }
     let mappings = mappings(&input.descriptors)?;
     let sets = rule_sets(&app, &call.caller).await?;
-    work::hold(REPLAYS.take(&call.caller.name).await);
+    work::hold(REPLAYS.take(&call.caller.id).await);
     let replayed = heavy(move |cancel| run(&sets, &input, &mappings, cancel));
     Ok(Json(replayed.await??))
 }

@@ -15,13 +15,11 @@ use http::StatusCode;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use utoipa::{OpenApi, ToSchema};
+use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use super::App;
-use super::call::{
-    CommonProblems, Ending, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery, check_text,
-    page_size,
-};
+use super::call::{CommonProblems, Ending, Problem, QueryOf, WriteCall, WriteQuery, check_text};
+use super::pages::{Page, page_size};
 use super::publish::{
     ATTEMPTS_MAX, Approved, Checked, Selection, approve_end, approve_rollout, check_drafts,
     compile_all, hide_reason, published, refuse_rolled_out, take_version,
@@ -141,7 +139,7 @@ async fn prepare(app: &App, call: &WriteCall, selection: Selection) -> Result<Pr
     let base = app.store.last_version().await?;
     let (etag, texts, longest_window) = texts(app, &call.caller, selection).await?;
     call.need_draft(&etag)?;
-    let approved = approve_rollout(app, from_ref(&call.caller), &texts).await?;
+    let approved = approve_rollout(app, from_ref(&call.caller), &texts, &[]).await?;
     Ok(Prepared { texts, longest_window, base, approved })
 }
 
@@ -320,21 +318,30 @@ async fn abort(
 }
 
 /// List rollouts
-#[utoipa::path(get, tag = "rollouts", path = "/v1/rollouts", params(HistoryQuery), responses(
+#[utoipa::path(get, tag = "rollouts", path = "/v1/rollouts", params(RolloutQuery), responses(
     (status = 200, description = "Rollouts of domains that the token may use, the latest first",
     body = RolloutList), CommonProblems))]
 async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
-    QueryOf(query): QueryOf<HistoryQuery>,
+    QueryOf(query): QueryOf<RolloutQuery>,
 ) -> Result<Json<RolloutList>, Problem> {
-    let before = query.before.unwrap_or(i64::MAX);
-    let limit = page_size(query.limit)?;
-    let mut rollouts = Vec::new();
-    for rollout in app.store.rollouts(caller.domains(), before, limit).await? {
-        rollouts.push(view(&app, &caller, &rollout).await?);
+    let RolloutQuery { before, limit, open } = query;
+    let before = before.unwrap_or(i64::MAX);
+    let mut page = Page::new(page_size(limit)?);
+    while let Some(asked) = page.wants(PART) {
+        let last = page.last().map_or(before, |it: &RolloutView| it.rollout);
+        let found = app.store.rollouts(caller.domains(), open, last, asked).await?;
+        page.note_part(asked, found.len());
+        for rollout in &found {
+            if !page.has_room() {
+                break;
+            }
+            page.add(view(&app, &caller, rollout).await?);
+        }
     }
-    Ok(Json(RolloutList { rollouts }))
+    let (rollouts, next) = page.end(|it| it.rollout);
+    Ok(Json(RolloutList { rollouts, next }))
 }
 
 /// Read a rollout: its stage, and what pods report
@@ -587,11 +594,31 @@ impl AdvanceInput {
 /// Domains without hits that a warning names.
 const NAMED_MAX: usize = 5;
 
+/// Rollouts that are read together: each may have 500 domains.
+const PART: usize = 8;
+
+/// Which rollouts to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct RolloutQuery {
+    /// Before this number: `next` of the page before.
+    before: Option<i64>,
+    /// At most so many, up to 1000; 100 by default.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<usize>,
+    /// Whether only those that are under way.
+    #[serde(default)]
+    open: bool,
+}
+
 /// Rollouts.
 #[derive(Debug, Serialize, ToSchema)]
 struct RolloutList {
     /// The rollouts, the latest first.
     rollouts: Vec<RolloutView>,
+    /// `before` of the next page, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<i64>,
 }
 
 /// A rollout.
@@ -732,7 +759,12 @@ async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutVi
         let none = (groups.chosen.connected == 0).then(|| "no chosen pod is connected".to_owned());
         let why = why.filter(|_| sees_all).or(none);
         warnings.extend(why.clone().or_else(|| window_not_turned(rollout, now)));
-        waits_for = waits_for_of(rollout, why, now);
+        let stuck = app.stuck.lock().get(&rollout.id).cloned();
+        let stuck = stuck.map(|why| match sees_all {
+            true => why,
+            false => "what an operator has to look at: pods could not load the step".to_owned(),
+        });
+        waits_for = waits_for_of(rollout, why, now).or(stuck);
         pods = Some(groups);
     }
     warnings.extend(unread);

@@ -20,9 +20,10 @@ use utoipa::{IntoParams, OpenApi, PartialSchema, ToSchema};
 
 use super::App;
 use super::call::{
-    CommonProblems, Ending, HistoryQuery, IdOf, Problem, QueryOf, WriteCall, WriteQuery, answer,
-    check_new_domain, check_search, check_text, page_size, time,
+    CommonProblems, Ending, IdOf, Problem, QueryOf, WriteCall, WriteQuery, answer,
+    check_new_domain, check_search, check_text, time,
 };
+use super::pages::{HistoryQuery, page_size};
 use super::publish::{
     ATTEMPTS_MAX, Approved, approve, compile_all, publish_texts, unpublished_changes,
 };

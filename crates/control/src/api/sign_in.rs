@@ -111,7 +111,7 @@ async fn start(
     let expires_at = Timestamp::now().as_millisecond().saturating_add(lasts);
     let session = token.session(rights, &provider.roles, expires_at);
     let author = Author { name: person.author(), reason: String::new() };
-    let mut write = app.store.begin_of_token(&author).await?;
+    let mut write = app.store.begin_of_token(&author, &person.id).await?;
     let Some(is_new) = write.sign_in(person, &session).await? else { return Ok(None) };
     if is_new {
         write.count_for((&person.id, None), None, None).await?;
@@ -133,7 +133,7 @@ async fn sign_out(State(app): State<Arc<App>>, caller: Caller) -> Result<Respons
         return Err(Problem::conflict("no-session", detail));
     };
     let author = Author { name: caller.name.clone(), reason: String::new() };
-    let mut write = app.store.begin_of_token(&author).await?;
+    let mut write = app.store.begin_of_token(&author, &caller.id).await?;
     write.sign_out(session).await?;
     write.commit().await?;
     let mut response = StatusCode::NO_CONTENT.into_response();

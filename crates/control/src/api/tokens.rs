@@ -13,13 +13,15 @@ use axum::{Json, Router};
 use http::StatusCode;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use super::App;
 use super::call::{
     CommonProblems, Ending, IdOf, Problem, QueryOf, WriteCall, WriteQuery, answer, check_domain,
-    page_size, time,
+    time,
 };
+use super::pages::{page_size, place, place_of};
 use crate::auth::{Access, Caller, Token, TokenRequest};
 use crate::document::FieldFault;
 use crate::store::{StoreError, TokenRow};
@@ -35,6 +37,11 @@ struct TokenItem {
     access: String,
     /// The domains that it may use; null for all.
     domains: Option<Vec<String>>,
+    /// The domains that it may change; null for all. Access `read` changes none. Absent for a person
+    /// who has not signed in since an earlier release.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<String>>)]
+    writable: Option<Value>,
     /// When it was made, or the person first signed in.
     created_at: String,
     /// Until when it is valid.
@@ -126,21 +133,11 @@ async fn list(
     let limit = page_size(query.limit)?;
     let before = query.before.as_deref().map(place).transpose()?;
     let (rows, has_more) = app.lists().latest_tokens(before, limit).await?;
-    let place = |row: &TokenRow| format!("{}.{}", row.created_at, row.token.id);
+    let place = |row: &TokenRow| place_of(row.created_at, &row.token.id);
     let next = rows.last().filter(|_| has_more).map(place);
     let now = Timestamp::now().as_millisecond();
     let tokens = rows.into_iter().map(|row| TokenItem::new(row, now)).collect();
     Ok(Json(TokenList { tokens, next }))
-}
-
-/// Reads the place of a token in the list.
-fn place(text: &str) -> Result<(i64, String), Problem> {
-    let place = text.split_once('.').and_then(|(at, id)| Some((at.parse().ok()?, id.to_owned())));
-    let place = place.filter(|(_, id)| !id.contains('\0'));
-    place.ok_or_else(|| {
-        let expected = "expected the 'next' value of the previous page".to_owned();
-        Problem::faults("the page cannot be found", vec![FieldFault::of("before", expected)])
-    })
 }
 
 /// Make a token
@@ -209,13 +206,14 @@ async fn revoke(
 
 impl TokenItem {
     fn new(row: TokenRow, now: i64) -> Self {
-        let TokenRow { token, created_at, revoked_at, written, issuer, subject } = row;
+        let TokenRow { token, created_at, revoked_at, written, issuer, subject, writable } = row;
         let is_expired = token.expires_at.is_some_and(|until| until <= now);
         Self {
             id: token.id,
             name: token.name,
             access: token.access,
             domains: token.domains,
+            writable,
             created_at: time(created_at),
             expires_at: token.expires_at.map(time),
             revoked_at: revoked_at.map(time),

@@ -2,7 +2,7 @@
 //! the terms that `POST /v1/rollouts` takes.
 //!
 //! A change of such an object begins a rollout of its draft in place of a publication. The object's
-//! next change, and its end, abort it. A change that was rolled back or aborted is not tried again
+//! next change that is accepted, and its end, abort it. A change that was rolled back or aborted is not tried again
 //! until the object changes: its draft stays, and the status says why.
 
 use std::collections::BTreeMap;
@@ -14,14 +14,14 @@ use serde_json::Value;
 
 use super::object::{Faults, PlacedFault};
 use super::plan::Change;
-use super::{Written, documents, reason, replace};
+use super::{OBJECTS, Written, documents, reason, replace};
 use crate::api::publish::{ATTEMPTS_MAX, approve_rollout, published, replacements};
 use crate::api::{App, Candidates, Problem, RolloutTerms, Terms, rollout_texts};
 use crate::auth::Caller;
 use crate::document::longest_window;
 use crate::gate::Gate;
 use crate::store::{
-    Author, DraftDomain, NewRollout, PublishedText, Rollout, Stage, StoreError, StoreResult,
+    Author, DraftDomain, NewRollout, PublishedText, Rollout, Stage, StoreError, StoreResult, Write,
 };
 use crate::work::heavy;
 
@@ -55,7 +55,8 @@ impl Tries {
         let store = app.store.reserved();
         let mut tries = Self::default();
         for domain in domains.values().filter(|it| it.owner.is_some() && it.is_changed) {
-            let last = store.rollouts(Some(from_ref(&domain.name)), i64::MAX, 1).await?.pop();
+            let last =
+                store.rollouts(Some(from_ref(&domain.name)), false, i64::MAX, 1).await?.pop();
             let Some(last) = last.filter(|it| it.last().stage != Stage::All) else { continue };
             let why = match last.last().stage.is_open() {
                 false => None,
@@ -132,26 +133,23 @@ pub fn take_terms(spec: &mut Value) -> Result<Option<Terms>, Faults> {
     checked.map(Some)
 }
 
-/// Aborts these rollouts: their objects have changed, or are gone.
-pub async fn abort(app: &App, rollouts: &[i64], batch: &[Change]) -> Result<(), StoreError> {
-    let author = Author { name: Caller::of_objects(None).name, reason: reason(batch) };
+/// Aborts these rollouts, whose objects have changed or are gone, in the write of that change.
+pub async fn abort(write: &mut Write, rollouts: &[i64]) -> Result<(), StoreError> {
     for id in rollouts {
-        let mut write = app.store.begin(&author).await?;
         let rollout = write.rollout(*id).await?.filter(|it| it.last().stage.is_open());
         let Some(rollout) = rollout else { continue };
         let version = write.end_rollout(&rollout, Stage::Aborted).await?.number;
         write.note_rollout(&rollout, Stage::Aborted, version).await?;
-        write.commit().await?;
     }
     Ok(())
 }
 
-/// Begins the rollout of a change, whose text is the object's; `None` if its rules are those that are
-/// published, in other words.
+/// Begins the rollout of a change, whose text is the object's, in place of those that are `ended`;
+/// `None` if its rules are those that are published, in other words.
 pub async fn begin(
     app: &App,
     callers: &[Caller],
-    change: &Change,
+    (change, ended): (&Change, &[i64]),
     (text, terms): (&PublishedText, &Terms),
 ) -> Result<Option<Written>, Problem> {
     let batch = from_ref(change);
@@ -165,9 +163,9 @@ pub async fn begin(
         let window = longest_window(&candidates.shadow);
         let mut texts = rollout_texts(app, vec![candidates], vec![text.clone()]).await?;
         let replacements = replacements(app, &after).await?;
-        let approved = approve_rollout(app, callers, &texts).await?;
+        let approved = approve_rollout(app, callers, &texts, ended).await?;
         let pods = app.store.pod_versions().await?;
-        let mut write = app.store.begin_of_token(&author).await?;
+        let mut write = app.store.begin_of_token(&author, OBJECTS).await?;
         write.of_objects();
         let first = write.number();
         let replaced = replace(&mut write, batch, &replacements, from_ref(text)).await?;
@@ -179,6 +177,7 @@ pub async fn begin(
         let Terms { choice, bound, plan, time_limit } = terms.clone();
         let time_limit = Some(time_limit);
         let new = NewRollout { choice, bound, plan, time_limit, longest_window: window, texts };
+        abort(&mut write, ended).await?;
         let version = write.begin_rollout(&new, &pods).await?;
         if let Some(rollout) = write.rollout(version.rollout.unwrap_or_default()).await? {
             write.note_rollout(&rollout, rollout.last().stage, version.number).await?;

@@ -14,8 +14,8 @@ async function accessView(main, {signal}) {
         : `${count(kept)} of ${count(max)} bytes`]])));
   if (!isAdmin()) return;
   const [tokens, approvals] = await Promise.all([get("/v1/tokens", {limit: PAGE}, signal),
-    get("/v1/approvals", null, signal)]);
-  main.append(tokenForm(), tokensSection(tokens, signal), approvalsForm(approvals.domains));
+    getAll("/v1/approvals", "domains", {signal})]);
+  main.append(tokenForm(), tokensSection(tokens, signal), approvalsForm(approvals));
 }
 
 // Makes a token, and shows it until the part is left.
@@ -63,23 +63,24 @@ async function makeToken(form, place, made, bodyOf) {
   });
 }
 
-function tokensSection({tokens}, signal) {
+function tokensSection(first, signal) {
   const problem = h("div");
   const headings = [["who", "name"], ["may"], ["domains"], ["made"], ["state"], ["end"]];
-  let next = null;
-  const load = async () => {
-    const page = await get("/v1/tokens", {limit: PAGE, ...(next && {before: next})}, signal);
-    next = page.next;
-    return page.tokens;
-  };
+  const load = (next) => get("/v1/tokens", {limit: PAGE, before: next}, signal);
   const row = (it) => [h("span", {title: it.person || it.id}, it.name), it.access,
-    domainWords(it.domains), [time(it.created_at), it.made_by && h("span", {class: "soft",
+    rightsWords(it), [time(it.created_at), it.made_by && h("span", {class: "soft",
       title: it.made_by}, " by the API")], stateOf(it),
     !it.revoked_at && button("Revoke", () => revokeToken(problem, it), "danger quiet",
       {"aria-label": `Revoke ${it.person || it.id} ${it.name}`})];
-  next = tokens.length < PAGE ? null : tokens.next;
   return h("section", {id: "tokens"}, h("h3", {}, "Tokens and people"), problem,
-    pagedTable(headings, row, tokens, load));
+    pagedTable(headings, row, "tokens", first, load));
+}
+
+// The domains that one may use, and which of them it may change if that differs.
+function rightsWords({access, domains, writable}) {
+  const isLess = access !== "read" && writable !== undefined
+    && JSON.stringify(writable) !== JSON.stringify(domains);
+  return domainWords(domains) + (isLess ? `; changes ${domainWords(writable)}` : "");
 }
 
 function stateOf(it) {

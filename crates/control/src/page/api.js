@@ -90,4 +90,17 @@ async function send(url, request, signal) {
 }
 
 const get = async (path, query, signal) => (await call("GET", path, {query, signal})).body;
+
+// All items of a list, page by page: `name` is that of the list, `from` the parameter that takes `next`.
+async function getAll(path, name, {query, from = "after", ...options} = {}) {
+  const all = [];
+  for (let next = null; ;) {
+    const asked = {...query, ...(next != null && {[from]: next})};
+    const {body} = await call("GET", path, {query: asked, ...options});
+    all.push(...body[name]);
+    next = body.next;
+    if (next == null) return all;
+  }
+}
+const allDomains = (signal) => getAll("/v1/domains", "domains", {signal});
 const mayWrite = () => ["write", "admin"].includes(session.caller?.access);

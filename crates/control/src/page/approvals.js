@@ -3,7 +3,7 @@
 // What the drafts of these domains lack, as it was before their differences were read: an approval is
 // of exactly the draft that its reader saw.
 async function approvalsOf(signal) {
-  const {domains} = await get("/v1/approvals", null, signal);
+  const domains = await getAll("/v1/approvals", "domains", {signal});
   return domains.filter((it) => it.is_changed);
 }
 

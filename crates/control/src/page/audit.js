@@ -19,13 +19,13 @@ async function auditView(main, {query, signal}) {
   const list = h("div");
   fill(main, h("section", {}, h("h2", {tabindex: -1}, "Audit log"), form), h("section", {}, list));
   const filter = auditFilter(query);
-  const load = async (after) => (await get("/v1/audit",
-    {...filter, limit: PAGE, ...(after && {before: after.number})}, signal)).actions;
+  const load = (next) =>
+    get("/v1/audit", {...filter, limit: PAGE, ...(next && {before: next})}, signal);
   try {
-    const actions = await load();
+    const first = await load();
     const row = (it) => [it.action, time(it.at), author(it.author), it.subject, it.reason];
     const headings = [["action", "name"], ["when"], ["by"], ["what"], ["why"]];
-    if (actions.length) fill(list, pagedTable(headings, row, actions, load));
+    if (first.actions.length) fill(list, pagedTable(headings, row, "actions", first, load));
     else fill(list, h("p", {class: "soft"}, "Nothing was done that this looks for."));
   } catch (problem) {
     showProblem(list, problem, () => show());

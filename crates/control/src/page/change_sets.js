@@ -1,11 +1,19 @@
 // === Change sets: changes of one's own, beside the shared draft ===
 
 const isMine = ({author: by}) => by === session.caller.name;
-const ownSets = async (signal) =>
-  (await get("/v1/change-sets", null, signal)).change_sets.filter(isMine);
+const allSets = (signal) => getAll("/v1/change-sets", "change_sets", {from: "before", signal});
+const ownSets = async (signal) => (await allSets(signal)).filter(isMine);
+
+// A set with all of its changes.
+async function wholeSet(id, signal) {
+  const path = `/v1/change-sets/${encodeURIComponent(id)}`, set = await get(path, null, signal);
+  const rest = set.next == null ? []
+    : await getAll(path, "changes", {query: {after: set.next}, signal});
+  return {...set, changes: [...set.changes, ...rest]};
+}
 
 async function setsView(main, {signal}) {
-  const {change_sets: sets} = await get("/v1/change-sets", null, signal);
+  const sets = await allSets(signal);
   const row = (it) => [h("a", {href: `#/change-sets/${it.id}`}, it.name), isMine(it) ? "you"
     : author(it.author), namesOf(it.domains), count(it.rules), time(it.created_at)];
   fill(main, h("section", {}, h("div", {class: "tools"}, h("h2", {tabindex: -1}, "Change sets")),
@@ -17,7 +25,7 @@ async function setsView(main, {signal}) {
 }
 
 async function setView(main, {id, signal}) {
-  const set = await get(`/v1/change-sets/${encodeURIComponent(id)}`, null, signal);
+  const set = await wholeSet(id, signal);
   const mayChange = mayWrite() && (isMine(set) || session.caller.access === "admin");
   fill(main, h("section", {}, h("div", {class: "bar"},
     h("h2", {tabindex: -1}, `Change set ${set.name}`),
@@ -91,8 +99,7 @@ function whereChoice(sets, chosen) {
 
 // Opens a rule as a change set has it.
 async function ruleOfSet(main, id, set_id, signal) {
-  const [set, sets] = await Promise.all([
-    get(`/v1/change-sets/${encodeURIComponent(set_id)}`, null, signal), ownSets(signal)]);
+  const [set, sets] = await Promise.all([wholeSet(set_id, signal), ownSets(signal)]);
   const change = set.changes.find((it) => it.rule === id);
   if (!change) throw new Problem(404, {detail: "the change set does not change this rule"});
   const {domain, entries, before, after, current} = change;

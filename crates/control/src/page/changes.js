@@ -10,15 +10,14 @@ const chosen_by_hand = new Map();
 async function changesView(main, {signal}) {
   fill(main, h("div", {class: "bar"}, h("h2", {tabindex: -1}, "Changes that are not published")));
   const asked = await approvalsOf(signal);
-  const [{domains}, found, {rollouts}] = await Promise.all([get("/v1/domains", null, signal),
-    differences({}, signal), get("/v1/rollouts", {limit: PAGE}, signal)]);
+  const [domains, found, open] = await Promise.all([allDomains(signal), differences({}, signal),
+    getAll("/v1/rollouts", "rollouts", {query: {open: true}, from: "before", signal})]);
   const changed = domains.filter((it) => it.is_changed);
   refreshChanged(domains);
   if (!changed.length) {
     return main.append(h("section", {}, h("p", {},
       "Nothing to publish: the draft is what is published.")));
   }
-  const open = rollouts.filter(isOpen);
   const rows = changed.map((it) => changedRow(it, open, found));
   const chosen = chosenDomains(rows, open, signal);
   main.append(...[chosen.section, differencesBox(found)].flat(9).filter((it) => it));

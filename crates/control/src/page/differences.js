@@ -30,7 +30,7 @@ function differencesBox({domains, is_truncated}) {
     h("h3", {}, it.domain, h("span", {class: "soft"}, ` ${differenceWords(it)}`)),
     it.rules.map(ruleChange)));
   const rest = is_truncated && h("p", {class: "soft"},
-    `Only the first ${DIFFERENCES_MAX} rules are listed.`);
+    "Only some of the rules are listed.");
   return [box, rest];
 }
 
@@ -41,5 +41,14 @@ function differenceWords({added, changed, removed, defaults_or_order}) {
   return words.join(", ");
 }
 
-const differences = (query, signal) =>
-  get("/v1/differences", {limit: DIFFERENCES_MAX, ...query}, signal);
+// What differs, in all domains. Of those after the first page only the numbers are shown.
+async function differences(query, signal) {
+  const found = await get("/v1/differences", {limit: DIFFERENCES_MAX, ...query}, signal);
+  for (let {next} = found; next != null;) {
+    const page = await get("/v1/differences", {limit: 1, ...query, after: next}, signal);
+    found.domains.push(...page.domains);
+    found.is_truncated ||= page.is_truncated;
+    next = page.next;
+  }
+  return found;
+}

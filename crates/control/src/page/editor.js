@@ -4,8 +4,8 @@ async function ruleView(main, {id, query, signal}) {
   if (id === "new") return newRule(main, signal);
   if (query.has("set")) return ruleOfSet(main, id, query.get("set"), signal);
   const at = `/v1/rules/${encodeURIComponent(id)}`;
-  const [{body, etag}, {domains}, sets] = await Promise.all([call("GET", at, {signal}),
-    get("/v1/domains", null, signal), ownSets(signal)]);
+  const [{body, etag}, domains, sets] = await Promise.all([call("GET", at, {signal}),
+    allDomains(signal), ownSets(signal)]);
   const {owner, ...rule} = body;
   owners.set(body.domain, ownerOf(domains.find((it) => it.domain === body.domain)) || owner);
   openEditor(main, rule, etag, {sets});
@@ -19,8 +19,7 @@ const mayEdit = ({domain}) => mayWrite() && !owners.get(domain);
 
 // A rule that is not there yet, in the domain that is most likely meant.
 async function newRule(main, signal) {
-  const [{domains}, sets] = await Promise.all([get("/v1/domains", null, signal),
-    ownSets(signal)]);
+  const [domains, sets] = await Promise.all([allDomains(signal), ownSets(signal)]);
   const free = domains.filter((it) => !ownerOf(it)).map((it) => it.domain);
   const names = session.caller.domains || free;
   const rule = {domain: names.length === 1 ? names[0] : "", entries: [{key: ""}],

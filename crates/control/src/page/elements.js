@@ -45,18 +45,19 @@ function table(caption, headings, rows, name) {
     h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map(cell))))));
 }
 
-// A table of what `load` finds, the latest first, and a button for earlier ones: `load` takes the last
-// item shown. `first` are those that it found without one.
-function pagedTable(headings, row, first, load) {
-  const shown = table("The latest first", headings, first.map(row));
-  let last = first;
+// A table of a list, the latest first, and a button for earlier ones: `load` takes `next` of the page
+// before, and finds a page. `first` is the one that it found without. `name` is that of the list.
+function pagedTable(headings, row, name, first, load) {
+  const shown = table("The latest first", headings, first[name].map(row));
+  let {next} = first;
   const more = button("Show more", async () => {
-    last = await load(last.at(-1));
-    const added = table("", headings, last.map(row));
+    const page = await load(next);
+    next = page.next;
+    const added = table("", headings, page[name].map(row));
     shown.querySelector("tbody").append(...added.querySelectorAll("tbody tr"));
-    more.hidden = last.length < PAGE;
+    more.hidden = next == null;
   });
-  more.hidden = first.length < PAGE;
+  more.hidden = next == null;
   return [shown, more];
 }
 

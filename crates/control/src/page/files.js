@@ -3,7 +3,7 @@
 const URL_MS = 60000;
 
 async function filesView(main, {signal}) {
-  const {domains} = await get("/v1/domains", null, signal);
+  const domains = await allDomains(signal);
   const place = h("div");
   const save = (...what) => async (event) => {
     try {

@@ -73,8 +73,8 @@ let refreshing = false;
 async function refreshChanged(known) {
   if (refreshing && !known) return;
   refreshing = !known;
-  const asked = () => call("GET", "/v1/domains", {is_background: true});
-  const domains = known || await asked().then(({body}) => body.domains, () => []);
+  const asked = () => getAll("/v1/domains", "domains", {is_background: true});
+  const domains = known || await asked().catch(() => []);
   refreshing = false;
   const n = domains.filter((it) => it.is_changed).length;
   $("changed").textContent = n;

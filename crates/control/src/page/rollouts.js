@@ -22,9 +22,9 @@ const choiceWords = ({percent, label}) =>
 const domainsOf = ({domains}) => domains.map((it) => it.domain).join(", ");
 
 async function rolloutsView(main, {signal}) {
-  const load = async (after) => (await get("/v1/rollouts",
-    {limit: PAGE, ...(after && {before: after.rollout})}, signal)).rollouts;
-  const rollouts = await load();
+  const load = (next) =>
+    get("/v1/rollouts", {limit: PAGE, ...(next && {before: next})}, signal);
+  const first = await load();
   const headings = [["rollout", "name"], ["stage"], ["pods"], ["domains"], ["begun"], ["by"],
     ["why"]];
   const row = (it) => [h("a", {href: `#/rollouts/${it.rollout}`}, `Rollout ${it.rollout}`),
@@ -33,7 +33,8 @@ async function rolloutsView(main, {signal}) {
   fill(main, h("section", {}, h("div", {class: "tools"}, h("h2", {tabindex: -1}, "Rollouts")),
     h("p", {class: "soft"}, "Some pods run a draft before the others. A rollout begins in ",
       h("a", {href: "#/changes"}, "Changes"), "."),
-    rollouts.length ? h("div", {"data-list": true}, pagedTable(headings, row, rollouts, load))
+    first.rollouts.length
+      ? h("div", {"data-list": true}, pagedTable(headings, row, "rollouts", first, load))
       : h("p", {class: "soft"}, "There was none yet.")));
 }
 

@@ -17,7 +17,7 @@ async function rulesView(main, {query, signal}) {
     h("h2", {tabindex: -1}, "Rules"), h("label", {for: "search"}, "Search"), search,
     h("label", {for: "domain-filter"}, "Domain"), domain, listed,
     mayWrite() && h("a", {href: "#/rules/new", id: "add", class: "button"}, "Add a rule")), list));
-  const {domains} = await get("/v1/domains", null, signal);
+  const domains = await allDomains(signal);
   domain.append(...domains.map((it) => h("option", {value: it.domain},
     `${it.domain} (${count(it.rules)})`)));
   domain.value = query.get("domain") || "";

@@ -5,7 +5,7 @@ async function versionsView(main, {query, signal}) {
   const domain = h("select", {id: "domain-filter"}, h("option", {value: ""}, "all domains"));
   fill(main, h("section", {}, h("div", {class: "tools"}, h("h2", {tabindex: -1}, "Versions"),
     h("label", {for: "domain-filter"}, "Domain"), domain, way), list));
-  const {domains} = await get("/v1/domains", null, signal);
+  const domains = await allDomains(signal);
   domain.append(...domains.map((it) => h("option", {value: it.domain}, it.domain)));
   domain.value = query.get("domain") || "";
   domain.addEventListener("change", () => {
@@ -16,15 +16,16 @@ async function versionsView(main, {query, signal}) {
 }
 
 async function listVersions(list, way, domain, signal) {
-  const load = async (after) => (await get("/v1/versions", {limit: PAGE, ...(domain && {domain}),
-    ...(after && {before: after.version})}, signal)).versions;
+  const load = (next) => get("/v1/versions", {limit: PAGE, ...(domain && {domain}),
+    ...(next && {before: next})}, signal);
   try {
-    const versions = await load();
+    const first = await load(), {versions} = first;
     fill(way, mayWrite() && wayBack(versions));
     if (!versions.length) return fill(list, h("p", {class: "soft"}, "Nothing is published yet."));
     const headings = [["version", "name"], ["domains"], ["published"], ["by"], ["why"], ["state"],
       ...(mayWrite() ? [["way back"]] : [])];
-    fill(list, pagedTable(headings, (it) => versionRow(it, versions, domain), versions, load));
+    fill(list, pagedTable(headings, (it) => versionRow(it, versions, domain), "versions",
+      first, load));
   } catch (problem) {
     showProblem(list, problem, () => listVersions(list, way, domain, signal));
   }
@@ -94,8 +95,8 @@ async function versionView(main, {id, query, signal}) {
 
 // The form of a roll back: which of the domains that differ go back, and what that changes in them.
 async function rollbackSection(version, wanted, signal) {
-  const [found, {domains}] = await Promise.all([differences({to: version}, signal),
-    get("/v1/domains", null, signal)]);
+  const [found, domains] = await Promise.all([differences({to: version}, signal),
+    allDomains(signal)]);
   if (!found.domains.length) return h("p", {class: "soft"}, "What is published has its rules.");
   const owner = (name) => ownerOf(domains.find((it) => it.domain === name));
   const rows = found.domains.map((differs) => {

@@ -8,6 +8,7 @@ use sqlx::{Any, Executor, Row};
 use utoipa::ToSchema;
 
 use super::approvals::DraftAuthor;
+use super::versions::places;
 use super::write::{Cell, Identity, bound};
 use super::{Store, StoreError, StoreResult, Write, as_time};
 use crate::document::{Entry, RuleId};
@@ -50,6 +51,17 @@ pub struct ChangeSet {
     pub rules: i64,
 }
 
+/// Whose change sets are listed: those of a token or person, and those whose domains it may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetReader {
+    /// The id of the token or person.
+    pub id: String,
+    /// Whether it sees empty sets of others.
+    pub sees_empty: bool,
+    /// The domains that it may use; `None` for all.
+    pub domains: Option<Vec<String>>,
+}
+
 /// A change of one rule.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = SetChangeView)]
@@ -75,12 +87,39 @@ pub struct SetChange {
 // === impl Store ===
 
 impl Store {
-    /// All change sets, the latest first.
+    /// At most `limit` change sets that a reader sees, the latest first, which were made before
+    /// `before`: a time in milliseconds since the Unix epoch, and an id.
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn change_sets(&self) -> StoreResult<Vec<ChangeSet>> {
-        change_sets(&self.pool, "", Vec::new()).await
+    pub async fn change_sets(
+        &self,
+        reader: &SetReader,
+        before: (i64, String),
+        limit: usize,
+    ) -> StoreResult<Vec<ChangeSet>> {
+        let (at, id) = before;
+        let limit = Cell::Int(i64::try_from(limit).unwrap_or(i64::MAX));
+        let owner = Cell::Text(reader.id.clone());
+        let sees_empty = Cell::Int(i64::from(reader.sees_empty));
+        let mut cells = vec![Cell::Int(at), Cell::Text(id), limit, owner, sees_empty];
+        let rules = "SELECT 1 FROM change_set_rules r WHERE r.change_set = s.id";
+        let of_others = format!(" AND (s.owner = $4 OR $5 = 1 OR EXISTS ({rules}))");
+        let of_domains = match &reader.domains {
+            None => String::new(),
+            Some(domains) if domains.is_empty() => format!(" AND NOT EXISTS ({rules})"),
+            Some(domains) => {
+                let places = places(cells.len() + 1, domains.len());
+                cells.extend(domains.iter().cloned().map(Cell::Text));
+                format!(" AND NOT EXISTS ({rules} AND r.domain NOT IN ({places}))")
+            }
+        };
+        let from = format!(
+            "(SELECT s.* FROM change_sets s WHERE (s.created_at < $1 OR (s.created_at = $1 \
+             AND s.id < $2)){of_others}{of_domains} \
+             ORDER BY s.created_at DESC, s.id DESC LIMIT $3)"
+        );
+        change_sets(&self.pool, &from, "", cells).await
     }
 
     /// The change set of this id.
@@ -89,7 +128,7 @@ impl Store {
     /// Fails if the database is not available.
     pub async fn change_set(&self, id: &str) -> StoreResult<Option<ChangeSet>> {
         let cells = vec![Cell::Text(id.to_owned())];
-        Ok(change_sets(&self.pool, "WHERE s.id = $1", cells).await?.pop())
+        Ok(change_sets(&self.pool, "change_sets", "WHERE s.id = $1", cells).await?.pop())
     }
 
     /// The changes of a set, by domain and entries.
@@ -103,15 +142,16 @@ impl Store {
 
 async fn change_sets<'e>(
     executor: impl Executor<'e, Database = Any>,
+    from: &str,
     condition: &str,
     cells: Vec<Cell>,
 ) -> StoreResult<Vec<ChangeSet>> {
     let sql = format!(
         "SELECT s.id, s.name, s.author, s.created_at, c.domain, COUNT(c.rule) AS rules, s.owner, \
          s.person \
-         FROM change_sets s LEFT JOIN change_set_rules c ON c.change_set = s.id {condition} \
+         FROM {from} s LEFT JOIN change_set_rules c ON c.change_set = s.id {condition} \
          GROUP BY s.id, s.name, s.author, s.created_at, s.owner, s.person, c.domain \
-         ORDER BY s.created_at DESC, s.id, c.domain"
+         ORDER BY s.created_at DESC, s.id DESC, c.domain"
     );
     let mut sets: Vec<ChangeSet> = Vec::new();
     for row in bound(&sql, cells).fetch_all(executor).await? {
@@ -165,7 +205,7 @@ impl Write {
     /// The change set of this id.
     pub async fn change_set(&mut self, id: &str) -> StoreResult<Option<ChangeSet>> {
         let cells = vec![Cell::Text(id.to_owned())];
-        Ok(change_sets(&mut *self.tx, "WHERE s.id = $1", cells).await?.pop())
+        Ok(change_sets(&mut *self.tx, "change_sets", "WHERE s.id = $1", cells).await?.pop())
     }
 
     /// The changes of a set, by domain and entries.

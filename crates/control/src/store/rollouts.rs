@@ -287,13 +287,14 @@ impl Rollout {
 
 impl Store {
     /// At most `limit` rollouts of one of these domains before the number `before`, the latest
-    /// first; `None` for any domain.
+    /// first; `None` for any domain. If `is_open`, of those that are under way.
     ///
     /// # Errors
     /// Fails if the database is not available.
     pub async fn rollouts(
         &self,
         domains: Option<&[String]>,
+        is_open: bool,
         before: i64,
         limit: usize,
     ) -> StoreResult<Vec<Rollout>> {
@@ -306,8 +307,10 @@ impl Store {
                  AND d.domain IN ({places}))"
             )
         });
-        let sql =
-            format!("SELECT id FROM rollouts WHERE id < $1{of_domains} ORDER BY id DESC LIMIT $2");
+        let open = if is_open { format!(" AND id IN ({OPEN})") } else { String::new() };
+        let sql = format!(
+            "SELECT id FROM rollouts WHERE id < $1{open}{of_domains} ORDER BY id DESC LIMIT $2"
+        );
         let ids = bound(&sql, cells).fetch_all(&mut *connection).await?;
         read_all(&mut connection, ids).await
     }
@@ -495,12 +498,15 @@ fn random() -> StoreResult<i64> {
     Ok((random >> 1).cast_signed())
 }
 
+/// The numbers of those that are under way.
+const OPEN: &str = "SELECT s.rollout FROM rollout_steps s WHERE s.stage IN ('shadow', 'enforced') \
+                    AND NOT EXISTS (SELECT 1 FROM rollout_steps later \
+                    WHERE later.rollout = s.rollout AND later.version > s.version)";
+
 /// The rollouts that are under way: those whose last step has not ended them.
 async fn open(connection: &mut AnyConnection) -> StoreResult<Vec<Rollout>> {
-    let sql = "SELECT s.rollout FROM rollout_steps s WHERE s.stage IN ('shadow', 'enforced') \
-               AND NOT EXISTS (SELECT 1 FROM rollout_steps later \
-               WHERE later.rollout = s.rollout AND later.version > s.version) ORDER BY s.rollout";
-    let rows = sqlx::query(sql).fetch_all(&mut *connection).await?;
+    let sql = format!("{OPEN} ORDER BY s.rollout");
+    let rows = bound(&sql, Vec::new()).fetch_all(&mut *connection).await?;
     read_all(connection, rows).await
 }
 

@@ -434,7 +434,60 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn domains(&self) -> StoreResult<Vec<DraftDomain>> {
-        let rows = domain_rows(&self.pool, "", Vec::new()).await?;
+        let rows = domain_rows(&self.pool, "ORDER BY name", Vec::new()).await?;
+        let mut domains = self.with_states(rows).await?;
+        // Databases order texts by the rules of a language, or by their bytes.
+        domains.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(domains)
+    }
+
+    /// At most `limit` of these domains whose names come after `after`, by name; `None` for all.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn domains_after(
+        &self,
+        of: Option<&[String]>,
+        after: &str,
+        limit: usize,
+    ) -> StoreResult<Vec<DraftDomain>> {
+        self.some_domains("", of, (after, limit)).await
+    }
+
+    /// The same of those that ask for approvals.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn domains_with_approvals(
+        &self,
+        of: Option<&[String]>,
+        after: &str,
+        limit: usize,
+    ) -> StoreResult<Vec<DraftDomain>> {
+        self.some_domains(" AND approvals > 0", of, (after, limit)).await
+    }
+
+    async fn some_domains(
+        &self,
+        condition: &str,
+        of: Option<&[String]>,
+        (after, limit): (&str, usize),
+    ) -> StoreResult<Vec<DraftDomain>> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let mut cells = vec![Cell::Text(after.to_owned()), Cell::Int(limit)];
+        let of = of_domains(of, &mut cells, |places| format!("name IN ({places})"));
+        let by_bytes = self.backend.by_bytes();
+        let condition =
+            format!("WHERE name {by_bytes} > $1{condition}{of} ORDER BY name {by_bytes} LIMIT $2");
+        let rows = domain_rows(&self.pool, &condition, cells).await?;
+        self.with_states(rows).await
+    }
+
+    /// Says of each domain whether its draft differs from what is published.
+    async fn with_states(
+        &self,
+        rows: Vec<(DraftDomain, DraftState)>,
+    ) -> StoreResult<Vec<DraftDomain>> {
         let mut domains = Vec::with_capacity(rows.len());
         let now = self.now();
         for (domain, state) in rows {
@@ -450,8 +503,6 @@ impl Store {
             };
             domains.push(domain.with_state(is_changed));
         }
-        // Databases order texts by the rules of a language, or by their bytes.
-        domains.sort_by(|a, b| a.name.cmp(&b.name));
         if !self.follows_objects {
             domains.iter_mut().for_each(|it| it.owner = None);
         }
@@ -508,7 +559,7 @@ impl Store {
     }
 }
 
-/// The domains of a condition, by name, and the states of their drafts.
+/// The domains of a condition, in its order, and the states of their drafts.
 async fn domain_rows<'e>(
     executor: impl Executor<'e, Database = Any>,
     condition: &str,
@@ -516,7 +567,7 @@ async fn domain_rows<'e>(
 ) -> StoreResult<Vec<(DraftDomain, DraftState)>> {
     let sql = format!(
         "SELECT {DRAFT_STATE}, name, {DRAFT_RULES}, owner, changed_at, changed_by, approvals \
-         FROM domains {condition} ORDER BY name"
+         FROM domains {condition}"
     );
     let rows = bound(&sql, cells).fetch_all(executor).await?;
     let read = |row: &AnyRow| {

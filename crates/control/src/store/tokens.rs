@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use sqlx::any::AnyRow;
 use sqlx::{Any, Executor, Row};
 
@@ -46,10 +47,13 @@ pub struct TokenRow {
     pub issuer: String,
     /// Who the person is for the provider.
     pub subject: String,
+    /// The domains that it may change, as a JSON list; null for all. `None` for a person who has not
+    /// signed in since that is kept.
+    pub writable: Option<Value>,
 }
 
 const COLUMNS: &str = "id, name, hash, access, domains, expires_at, created_at, revoked_at, \
-                       written, made_by, issuer, subject, maker";
+                       written, made_by, issuer, subject, maker, writable";
 
 // === impl Store ===
 
@@ -114,7 +118,7 @@ impl Write {
         let sql = "INSERT INTO tokens (id, name, hash, access, domains, created_at, expires_at, \
                    made_by, maker) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) \
                    ON CONFLICT (id) DO NOTHING";
-        let domains = token.domains.as_ref().map(|it| serde_json::json!(it).to_string());
+        let domains = token.domains.as_ref().map(|it| json!(it).to_string());
         let query = sqlx::query(sql)
             .bind(token.id.clone())
             .bind(token.name.clone())
@@ -158,13 +162,24 @@ impl Write {
 impl TokenRow {
     fn read(row: &AnyRow) -> StoreResult<Self> {
         let domains: Option<String> = row.try_get(4)?;
+        let domains: Option<Vec<String>> =
+            domains.map(|it| serde_json::from_str(&it)).transpose()?;
+        let issuer: String = row.try_get(10)?;
+        let of_person: Option<String> = row.try_get(13)?;
+        let writable = match of_person.as_deref() {
+            // A token may change what it may use.
+            _ if issuer.is_empty() => Some(json!(domains)),
+            Some("") => None,
+            Some(list) => Some(serde_json::from_str(list)?),
+            None => Some(Value::Null),
+        };
         Ok(Self {
             token: NewToken {
                 id: row.try_get(0)?,
                 name: row.try_get(1)?,
                 hash: row.try_get(2)?,
                 access: row.try_get(3)?,
-                domains: domains.map(|it| serde_json::from_str(&it)).transpose()?,
+                domains,
                 expires_at: row.try_get(5)?,
                 made_by: row.try_get(9)?,
                 maker: row.try_get(12)?,
@@ -172,8 +187,9 @@ impl TokenRow {
             created_at: row.try_get(6)?,
             revoked_at: row.try_get(7)?,
             written: row.try_get(8)?,
-            issuer: row.try_get(10)?,
+            issuer,
             subject: row.try_get(11)?,
+            writable,
         })
     }
 }

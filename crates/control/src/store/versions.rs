@@ -462,6 +462,8 @@ pub struct AuditFilter {
     pub domain: Option<String>,
     /// A text within the author; SQLite ignores its case.
     pub author: Option<String>,
+    /// Who the author is: the id of a token, or ISSUER#SUBJECT.
+    pub author_id: Option<String>,
     /// The first time, in milliseconds since the Unix epoch.
     pub since: Option<i64>,
     /// The end of the time, in milliseconds since the Unix epoch.
@@ -515,6 +517,9 @@ impl Store {
         if let Some(author) = &filter.author {
             let escaped = author.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
             add(" AND author LIKE $0 ESCAPE '\\'", Cell::Text(format!("%{escaped}%")));
+        }
+        if let Some(id) = &filter.author_id {
+            add(&format!(" AND {} = $0", self.backend.identity()), Cell::Text(id.clone()));
         }
         if let Some(since) = filter.since {
             add(" AND at >= $0", Cell::Int(since));

@@ -171,8 +171,8 @@ impl WriteTurns {
         Arc::clone(&self.present).acquire_owned().await.ok().map(|present| (present, None))
     }
 
-    async fn of_token(&self, name: &str) -> Option<WriteTurn> {
-        let place = self.tokens.take(name).await;
+    async fn of_token(&self, id: &str) -> Option<WriteTurn> {
+        let place = self.tokens.take(id).await;
         self.of_operator().await.map(|(present, _)| (present, Some(place)))
     }
 }
@@ -190,12 +190,12 @@ impl Store {
         self.begin_in(turn, author).await
     }
 
-    /// Begins a write of a token, in its turn.
+    /// Begins a write of the token or person of this id, in its turn.
     ///
     /// # Errors
     /// As [`begin`](Self::begin).
-    pub async fn begin_of_token(&self, author: &Author) -> StoreResult<Write> {
-        let turn = in_time(TURN_MAX, self.turns.of_token(&author.name)).await?;
+    pub async fn begin_of_token(&self, author: &Author, id: &str) -> StoreResult<Write> {
+        let turn = in_time(TURN_MAX, self.turns.of_token(id)).await?;
         self.begin_in(turn, author).await
     }
 

@@ -63,6 +63,16 @@ async fn the_audit_log_is_read_by_domain_author_and_time() {
         let bad = server.get("/v1/audit?since=yesterday&until=soon").await;
         assert_eq!((bad.status, bad.fields()), (422, vec!["since".into(), "until".into()]));
         assert_eq!(server.get("/v1/audit?domains=shop").await.status, 400, "no word is ignored");
+        // Another token of this name is another author.
+        let other = place.token(&create).await.unwrap();
+        let add = Call::new("POST", "/v1/rules").token(&other).json(&rule("shop", "z", "", 5));
+        assert_eq!(server.send(add).await.status, 201);
+        assert_eq!(actions(&server, "author=100%25_ci").await.len(), 3);
+        assert_eq!(actions(&server, &format!("author_id={token}")).await, by_ci);
+        for none in ["100%25_ci", &token[1..], "%25"] {
+            let found = actions(&server, &format!("author_id={none}")).await;
+            assert_eq!(found, Vec::<String>::new(), "{none}");
+        }
         server.stop().await;
     }
 }

@@ -437,6 +437,46 @@ async fn an_object_with_a_rollout_goes_to_some_pods_first() {
     scene.cluster.await_reason("shop/limits", "Accepted", "Invalid").await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_is_refused_leaves_the_rollout_before_it_under_way() {
+    let scene = begin_with_little_room().await;
+    scene.cluster.apply("shop/limits", &spec("shop", 5));
+    scene.await_published("shop", Some(5)).await;
+    let gradual = |mut spec: Value| {
+        spec["rollout"] = json!({"steps": [{"stage": "enforced", "percent": 50}]});
+        spec
+    };
+    let stage = async |id: u8| {
+        let (_, text) = scene.call(Call::new("GET", &format!("/v1/rollouts/{id}"))).await;
+        serde_json::from_str::<Value>(&text).unwrap()["stage"].as_str().map(str::to_owned)
+    };
+    scene.cluster.apply("shop/limits", &gradual(spec("shop", 3)));
+    scene.cluster.await_reason("shop/limits", "Programmed", "RollingOut").await;
+    for refused in [gradual(large("shop", 60)), large("shop", 60)] {
+        scene.cluster.apply("shop/limits", &refused);
+        scene.cluster.await_accepted("shop/limits", "Refused").await;
+        assert_eq!(stage(1).await.as_deref(), Some("enforced"));
+        // The change before it is again what the object says.
+        scene.cluster.apply("shop/limits", &gradual(spec("shop", 3)));
+        scene.cluster.await_reason("shop/limits", "Programmed", "RollingOut").await;
+    }
+    let advance = Call::new("POST", "/v1/rollouts/1/advance").json(&json!({"force": true}));
+    let (status, text) = scene.call(advance).await;
+    assert_eq!(status, 200, "{text}");
+    scene.await_published("shop", Some(3)).await;
+    scene.cluster.await_accepted("shop/limits", "Accepted").await;
+    // One that goes back to what is in force ends with that, and leaves no rollout.
+    scene.cluster.apply("shop/limits", &gradual(spec("shop", 7)));
+    scene.cluster.await_reason("shop/limits", "Programmed", "RollingOut").await;
+    scene.cluster.apply("shop/limits", &gradual(spec("shop", 3)));
+    wait_for("the end of the rollout", async || {
+        (stage(2).await.as_deref() == Some("aborted")).then_some(())
+    })
+    .await;
+    scene.cluster.await_reason("shop/limits", "Stalled", "Accepted").await;
+    assert_eq!(scene.published("shop").await, Some(3));
+}
+
 /// What kstatus says of objects, as lines `NAMESPACE/NAME STATUS: MESSAGE`: the library by which Flux
 /// judges health. It is a part of the program that scripts/test makes of `tests/control_plane`.
 fn kstatus(objects: &[Value]) -> Vec<String> {

@@ -625,6 +625,12 @@ async fn a_rollout_that_cannot_end_holds_up_no_other_one() {
         wait_for_seen("end of the second and step of the third", &mut are).await;
         let end = server.post("/v1/rollouts/1/advance", &json!({"force": true})).await;
         assert!(end.text.contains("too-many-rules"), "why the first cannot end: {end:?}");
+        let why = end.json()["detail"].clone();
+        let waits_for = async || {
+            let found = server.json("/v1/rollouts/1").await["waits_for"].clone();
+            if found == why { Ok(()) } else { Err(found) }
+        };
+        wait_for_seen("the same in the answer", waits_for).await;
         server.stop().await;
     }
 }

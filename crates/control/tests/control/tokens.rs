@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::support::people::{Person, sign_in};
+use super::support::people::{Person, run_sql, sign_in};
 use super::support::{Answer, Call, Place, Server, places, rule};
 
 /// Runs `ratelease-control token …` on the database of a place.
@@ -346,6 +346,35 @@ async fn an_administrator_lists_makes_and_revokes_tokens_by_the_api() {
         assert_eq!(server.send(Call::new("DELETE", &path)).await.status, 204);
         assert_eq!(server.send(Call::new("DELETE", &path)).await.status, 404);
         assert_eq!(server.send(Call::new("GET", "/v1/token").token(ci)).await.status, 401);
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn the_list_of_tokens_says_what_each_may_change() {
+    for place in places().await {
+        let server = place.serve().await;
+        token(&place, &["create", "--name", "ci", "--access", "write", "--domains", "shop"])
+            .await
+            .unwrap();
+        for (id, writable) in [("some", "'[\"shop\"]'"), ("all", "NULL"), ("former", "''")] {
+            let sql = format!(
+                "INSERT INTO tokens (id, name, hash, access, domains, created_at, issuer, subject, \
+                 writable) VALUES ('{id}', 'Ann', '', 'write', NULL, 1, 'https://i', '{id}', \
+                 {writable})"
+            );
+            run_sql(&place, sql).await;
+        }
+        let list = server.json("/v1/tokens").await;
+        let of = |subject: &str| {
+            let is = |it: &&Value| it["person"] == format!("https://i#{subject}");
+            list["tokens"].as_array().unwrap().iter().find(is).unwrap().get("writable").cloned()
+        };
+        assert_eq!(of("some"), Some(json!(["shop"])));
+        assert_eq!(of("all"), Some(Value::Null));
+        assert_eq!(of("former"), None, "it is not known");
+        let own = list["tokens"].as_array().unwrap().iter().find(|it| it["name"] == "ci").unwrap();
+        assert_eq!(own["writable"], json!(["shop"]));
         server.stop().await;
     }
 }

@@ -63,8 +63,9 @@ impl Person {
             blake3::Hasher::new_derive_key(context).update(secret.as_bytes()).finalize().to_hex();
         let domains = if access == "admin" { "NULL" } else { "'[\"shop\"]'" };
         let sql = format!(
-            "INSERT INTO tokens (id, name, hash, access, domains, created_at, issuer, subject) \
-             VALUES ('{id}', '{name}', '', '{access}', {domains}, 1, '{ISSUER}', '{subject}'); \
+            "INSERT INTO tokens (id, name, hash, access, domains, created_at, issuer, subject, \
+             writable) VALUES ('{id}', '{name}', '', '{access}', {domains}, 1, '{ISSUER}', \
+             '{subject}', {domains}); \
              INSERT INTO sessions (id, hash, person, access, domains, writable, roles, created_at, \
              expires_at) VALUES ('{session}', '{secret_hash}', '{id}', '{access}', {domains}, \
              {domains}, '{roles}', 1, 9000000000000)"
