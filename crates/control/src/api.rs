@@ -21,6 +21,7 @@ mod replay;
 mod rollout_terms;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod rollouts;
+mod rule_files;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod rules;
 mod session;
@@ -59,7 +60,7 @@ use utoipa::openapi::{RefOr, Required};
 
 use crate::auth::{Access, Caller};
 use crate::document::FieldFault;
-use crate::objects::ObjectCounts;
+use crate::metrics::ObjectCounts;
 use crate::oidc::Provider;
 use crate::push::{PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;

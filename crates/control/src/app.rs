@@ -22,7 +22,8 @@ use tracing::warn;
 
 use crate::api::{self, App};
 use crate::auth::{Access, Token};
-use crate::objects::{self, ObjectCounts};
+use crate::metrics::ObjectCounts;
+use crate::objects;
 use crate::oidc::Provider;
 use crate::push::{self, Fleet, PodServer, PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;

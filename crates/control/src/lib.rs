@@ -11,9 +11,9 @@
 //!
 //! # Modules
 //!
-//! `document` is pure; `store` holds all SQL, `auth` knows tokens, `oidc` has people sign in, `rates` counts requests
-//! and bounds what is handled at a time, and `work` keeps the permits of requests until their work
-//! ends. `objects` follows the rules of a Kubernetes cluster. `push` serves pods, `metrics`,
+//! `document` is pure; `store` holds all SQL, `auth` knows tokens, `oidc` has people sign in, `rates`
+//! counts requests, `permits` bounds how many are handled at a time, and `work` keeps the permits of
+//! requests until their work ends. `objects` follows the rules of a Kubernetes cluster. `push` serves pods, `metrics`,
 //! `page` and `api` serve people; `settings` is the command line, `tokens` and `app` are
 //! what it runs.
 
@@ -29,6 +29,7 @@ mod metrics;
 mod objects;
 mod oidc;
 mod page;
+mod permits;
 mod push;
 mod rates;
 pub mod settings;

@@ -1,12 +1,35 @@
 //! **Metrics** of the control plane, in Prometheus' text format.
 
 use std::fmt::{Display, Write};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::objects::ObjectCounts;
 use crate::push::{LAG_BOUNDS, Lag, PublishedSet, RolloutCounts, StreamStates, Streams};
 use crate::store::Stage;
+
+/// The state of the objects of Kubernetes, as `/metrics` shows it.
+#[derive(Debug, Default)]
+pub struct ObjectCounts {
+    /// Whether this process is to follow objects, once no other replica does.
+    pub is_to_follow: AtomicBool,
+    /// Whether this process follows the objects, and the API server answers.
+    pub is_connected: AtomicBool,
+    /// Objects that are accepted.
+    pub accepted: AtomicU64,
+    /// Objects that are not.
+    pub refused: AtomicU64,
+}
+
+// === impl ObjectCounts ===
+
+impl ObjectCounts {
+    /// Notes that this process follows no objects.
+    pub fn reset(&self) {
+        self.is_connected.store(false, Ordering::Relaxed);
+        self.accepted.store(0, Ordering::Relaxed);
+        self.refused.store(0, Ordering::Relaxed);
+    }
+}
 
 /// The page of `/metrics`. `streams` is what streams say of the version of `set` at the time `now`.
 pub fn render(

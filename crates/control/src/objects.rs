@@ -20,16 +20,19 @@
 mod api_server;
 #[cfg(test)]
 mod crd;
+mod fault;
 mod object;
+mod object_status;
 mod plan;
 mod queue;
 mod rollout;
 mod status;
+mod tries;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::ready;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
@@ -42,11 +45,13 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
 use self::api_server::{EVENTS_MAX, Event, Said, cluster, watch, write_statuses};
-use self::object::{ApiObject, Faults, Key, Object};
+use self::fault::Faults;
+use self::object::{ApiObject, Key, Object};
+use self::object_status::Status;
 use self::plan::{Change, Plan, Verdict, namespace_of, plan};
 use self::queue::Queue;
-use self::rollout::Tries;
-use self::status::{Basis, Notice, Pods, Status};
+use self::status::{Basis, Notice, Pods};
+use self::tries::Tries;
 use crate::api::publish::{
     ATTEMPTS_MAX, approve_in_place, domain_memory, publish_texts, replacements,
 };
@@ -54,6 +59,7 @@ use crate::api::{App, Problem};
 use crate::auth::Caller;
 use crate::document::{Document, read};
 use crate::push::PublishedSet;
+use crate::settings::Scope;
 use crate::store::{Author, DraftDomain, PublishedText, Replacement, StoreError, Write};
 use crate::work::{self, heavy};
 
@@ -108,39 +114,6 @@ const KEPT_OF_CHANGE: usize = 1 << 10;
 
 /// Whose turn to write the objects have, among those of tokens, whose ids are not empty.
 const OBJECTS: &str = "";
-
-/// What `/metrics` shows.
-#[derive(Debug, Default)]
-pub struct ObjectCounts {
-    /// Whether this process is to follow objects, once no other replica does.
-    pub is_to_follow: AtomicBool,
-    /// Whether this process follows the objects, and the API server answers.
-    pub is_connected: AtomicBool,
-    /// Objects that are accepted.
-    pub accepted: AtomicU64,
-    /// Objects that are not.
-    pub refused: AtomicU64,
-}
-
-// === impl ObjectCounts ===
-
-impl ObjectCounts {
-    /// Notes that this process follows no objects.
-    fn reset(&self) {
-        self.is_connected.store(false, Ordering::Relaxed);
-        self.accepted.store(0, Ordering::Relaxed);
-        self.refused.store(0, Ordering::Relaxed);
-    }
-}
-
-/// Which objects are followed, and what they may define.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Scope {
-    /// Namespaces whose objects may define any domain.
-    pub any_domain: BTreeSet<String>,
-    /// The cluster that takes the place of the one whose objects the database has.
-    pub cluster: Option<String>,
-}
 
 /// Follows the objects of a cluster, and publishes what they say. It does not return.
 pub async fn follow(client: Client, app: Arc<App>, scope: Scope) {
@@ -653,7 +626,7 @@ impl Follower {
                 if lacking
                     .is_none_or(|bytes| !self.objects.has_room_in_place(known, &key, *bytes)) =>
             {
-                let status = Status::of_object(&object);
+                let status = Status::read(object.status.as_deref());
                 return Some((Object { status, ..former.clone() }, lacking.copied()));
             }
             _ => {
@@ -855,7 +828,7 @@ impl Follower {
         work::of_request(async {
             app.take_publisher_turn(&Caller::of_objects(None)).await?;
             // They end with the write that is accepted: what is refused leaves them alone.
-            let ended = self.tries.open_of(batch);
+            let ended = self.tries.open_of(batch.iter().map(|it| it.domain.as_str()));
             let terms = batch.first().and_then(|it| self.object_of(it)?.rollout.as_ref());
             if let ([change], [text], Some(terms), true) =
                 (batch, &*texts, terms, app.store.last_version().await? > 0)

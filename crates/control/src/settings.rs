@@ -19,7 +19,6 @@ use ratelease_tls::ServerFiles;
 pub use sign_in::SignIn;
 
 use crate::auth::Access;
-use crate::objects::Scope;
 use crate::push::Selection;
 use crate::rates::RateSettings;
 use crate::store::Database;
@@ -161,6 +160,15 @@ settings! {
         "CONTROL_FAILED_TOKENS_PER_MINUTE" => failed_tokens: NonZeroU32 =
             setting("COUNT", "60", a_minute);
     }
+}
+
+/// Which objects are followed, and what they may define.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Namespaces whose objects may define any domain.
+    pub any_domain: BTreeSet<String>,
+    /// The cluster that takes the place of the one whose objects the database has.
+    pub cluster: Option<String>,
 }
 
 /// Settings of `serve`.

@@ -20,6 +20,8 @@ mod change_sets;
 mod clock;
 mod contents;
 mod pods;
+mod query;
+mod rollout;
 mod rollout_plan;
 mod rollouts;
 mod rules;
@@ -44,14 +46,13 @@ pub use clock::DatabaseClock;
 use contents::Compared;
 use jiff::Timestamp;
 pub use pods::{CHANGES_MAX, PodRow};
-pub use rollout_plan::{Draw, PlanStep, Share, positive, wanted};
 #[cfg(test)]
-pub use rollouts::RolloutDomain;
+pub use rollout::RolloutDomain;
+pub use rollout::{Bound, Choice, LABEL_BYTES_MAX, Rollout, RolloutStep, plan_of_one_stage};
+pub use rollout_plan::{Draw, PlanStep, Share, Stage, positive, wanted};
 pub use rollouts::{
-    Bound, Choice, CountKey, HitCount, Hits, LABEL_BYTES_MAX, NewRollout, ReplicaCount, Rollout,
-    RolloutStep, RolloutTexts, Stage, StepHits,
+    CountKey, HitCount, Hits, NewRollout, ReplicaCount, RolloutTexts, StepHits, percent, share,
 };
-pub use rollouts::{percent, plan_of_one_stage, share};
 pub use rules::{ChangeRow, DraftDomain, Replacement, RuleFilter, RulePosition, StoredRule};
 use serde::Serializer;
 pub use sessions::{NewSession, Person, SessionRow};

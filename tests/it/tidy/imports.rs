@@ -85,9 +85,9 @@ fn arrows(files: &Files) -> BTreeMap<&Module, BTreeSet<&Module>> {
         let aliases: BTreeMap<&str, &Vec<String>> =
             file.imports.iter().map(|it| (it.name.as_str(), &it.path)).collect();
         let imported = file.imports.iter().filter(|it| !it.is_reexport).map(|it| it.path.clone());
-        let named = file.paths.iter().filter_map(|path| {
+        let named = file.paths.iter().map(|path| {
             let alias = aliases.get(path[0].as_str());
-            Some(alias.map_or_else(|| path.clone(), |it| [it, &path[1..]].concat()))
+            alias.map_or_else(|| path.clone(), |it| [it, &path[1..]].concat())
         });
         let defined = imported.chain(named).filter_map(|path| {
             let path = absolute(files, module, &path)?;

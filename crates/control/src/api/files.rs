@@ -16,51 +16,24 @@ use ratelease_rules::Source;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
+use super::App;
 use super::call::{
-    CommonProblems, Ending, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
-    check_new_domain, check_text,
+    CommonProblems, Ending, Problem, QueryOf, WriteCall, WriteQuery, check_domain, check_text,
 };
 use super::pages::{Room, page_size};
 use super::publish::{
     ATTEMPTS_MAX, Checked, approve, compile_all, draft_etag, publish_texts, published_hashes,
     read_text, replacements, unpublished_changes,
 };
-use super::{App, MIB};
+use super::rule_files::{Files, IMPORT_BYTES_MAX, RuleFile, read_files, sources};
 use crate::auth::Caller;
-use crate::document::{
-    Difference, Document, FieldFault, RuleChange, check_sizes, difference, domain_of,
-    memory_for_rules, read_within, render,
-};
+use crate::document::{Difference, Document, FieldFault, RuleChange, difference, render};
 use crate::store::{PublishedText, Replacement, StoreError, Write};
 use crate::work::heavy;
-
-/// Maximum bytes of an import: 100 000 rules are some 10 MB.
-pub const IMPORT_BYTES_MAX: usize = 32 * MIB;
 
 /// Maximum number of rows that an import of a token for some domains may write and delete: SQLite
 /// takes some 1 s for them (100 000 take 4.1 s), and other writes wait meanwhile.
 const ROWS_OF_TOKEN_MAX: usize = 25_000;
-
-/// Maximum number of files of an import.
-const FILES_MAX: usize = 1000;
-
-/// Rule files, each of one domain.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Files {
-    /// The files.
-    pub files: Vec<RuleFile>,
-}
-
-/// A rule file.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct RuleFile {
-    /// Its name, which faults begin with.
-    name: String,
-    /// Its text.
-    yaml: String,
-}
 
 /// What was imported.
 #[derive(Debug, Serialize, ToSchema)]
@@ -173,35 +146,6 @@ async fn import(
         return call.finish(&app, write, StatusCode::OK, None, &imported).await;
     }
     Err(Problem::raced().into())
-}
-
-/// Reads rule files, of domains that the caller may use.
-///
-/// # Errors
-/// All faults of the files, and what the caller may not do.
-pub async fn read_files(
-    app: &App,
-    caller: &Caller,
-    sources: Vec<Source>,
-) -> Result<Vec<Document>, Problem> {
-    // Before all else is read: a token for other domains may not ask for that work.
-    let sources = if caller.domains().is_some() {
-        let named =
-            heavy(move |_| (sources.iter().filter_map(domain_of).collect::<Vec<_>>(), sources));
-        let (domains, sources) = named.await?;
-        domains.iter().try_for_each(|domain| caller.need_domain(domain))?;
-        sources
-    } else {
-        sources
-    };
-    let memory = memory_for_rules(app.settings.pod_memory);
-    let documents = heavy(move |_| read_within(&sources, memory)).await??;
-    for document in &documents {
-        check_new_domain(&document.domain)?;
-        caller.need_domain(&document.domain)?;
-    }
-    check_sizes(&documents)?;
-    Ok(documents)
 }
 
 /// Refuses a write for which those of other tenants would wait for more than a second.
@@ -339,17 +283,6 @@ fn file_name(domain: &str) -> String {
     }
     name.push_str(".yaml");
     name
-}
-
-pub fn sources(files: Files) -> Result<Vec<Source>, Problem> {
-    let count = files.files.len();
-    if count > FILES_MAX {
-        let message = format!("{count} files; expected at most {FILES_MAX}");
-        let fault = FieldFault::of("files", message);
-        return Err(Problem::faults("too many files at once", vec![fault]));
-    }
-    let source = |file: RuleFile| Source { name: file.name, text: file.yaml.into_bytes() };
-    Ok(files.files.into_iter().map(source).collect())
 }
 
 // What two states of the rules differ in: a version, or the draft.

@@ -24,8 +24,8 @@ use super::App;
 use super::call::{
     CommonProblems, DryCall, Ending, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
 };
-use super::files::{Files, IMPORT_BYTES_MAX, RuleFile, read_files, sources};
 use super::pages::{Page, page_size};
+use super::rule_files::{Files, IMPORT_BYTES_MAX, RuleFile, read_files, sources};
 use crate::auth::{Access, Caller};
 use crate::document::{
     Difference, Document, FieldFault, check_together, compile, difference, memory_for_rules, mib,

@@ -19,7 +19,7 @@ use super::publish::{compile_all, published_hashes};
 use super::{App, MIB};
 use crate::auth::Caller;
 use crate::document::FieldFault;
-use crate::rates::Permits;
+use crate::permits::Permits;
 use crate::work::{self, Cancel, heavy};
 
 /// Maximum bytes of a body: some 100 000 lines.

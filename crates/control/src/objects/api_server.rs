@@ -24,7 +24,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{debug, warn};
 
 use super::object::{ApiObject, Key};
-use super::status::{Notice, Status};
+use super::object_status::Status;
+use super::status::Notice;
 
 /// Objects of a page of the list, each of which may have 1.5 MiB; and events that wait.
 const PAGE: u32 = 25;

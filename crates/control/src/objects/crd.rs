@@ -11,7 +11,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::api_server::resource;
-use super::rollout::FIELD;
+use super::object::FIELD;
 use crate::document::{TEXT_BYTES_MAX, schema};
 
 /// Levels of descriptors that the definition describes.

@@ -13,16 +13,14 @@ use serde_json::Value;
 use serde_json::ser::{PrettyFormatter, Serializer};
 use serde_json::value::RawValue;
 
-use super::rollout::take_terms;
-use super::status::Status;
-use crate::api::{Terms, check_new_domain};
+use super::fault::{FAULTS_MAX, Faults, PlacedFault, bytes_of_faults};
+use super::object_status::Status;
+use crate::api::{RolloutTerms, Terms, check_new_domain};
 use crate::document::{ReadFaults, compile, read, without_file};
 use crate::store::PublishedText;
 
-/// Maximum number of faults that a status shows, and the bytes of a place and of a message.
-const FAULTS_MAX: usize = 20;
-const PLACE_BYTES_MAX: usize = 256;
-const MESSAGE_BYTES_MAX: usize = 1024;
+/// The field of a spec with the terms of a rollout.
+pub const FIELD: &str = "rollout";
 
 /// Maximum bytes of a spec. As values it may take some 100 times as much, one object at a time.
 const SPEC_BYTES_MAX: usize = 512 << 10;
@@ -92,24 +90,6 @@ pub struct Rules {
     pub count: usize,
 }
 
-/// What is wrong with an object.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Faults {
-    /// The first ones.
-    pub shown: Vec<PlacedFault>,
-    /// Number of all.
-    pub count: usize,
-}
-
-/// A fault, and where it is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlacedFault {
-    /// The field, as in `spec.descriptors[0].rate_limit.unit`.
-    pub field: String,
-    /// What is wrong, then what was expected.
-    pub message: String,
-}
-
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
@@ -161,7 +141,7 @@ impl Object {
             rules,
             rollout,
             domain: domain.unwrap_or_default(),
-            status: Status::of_object(object),
+            status: Status::read(object.status.as_deref()),
         }
     }
 
@@ -194,33 +174,23 @@ impl Object {
     }
 }
 
-// === impl Faults ===
-
-impl Faults {
-    /// So many faults, of which the first ones are kept, and no further ones are made.
-    pub fn new(count: usize, faults: impl Iterator<Item = PlacedFault>) -> Self {
-        let shown = faults.take(FAULTS_MAX).map(|mut fault| {
-            cut(&mut fault.field, PLACE_BYTES_MAX);
-            cut(&mut fault.message, MESSAGE_BYTES_MAX);
-            fault
+/// Takes the terms out of a spec.
+///
+/// # Errors
+/// Lists all faults of the terms, with their places in the spec.
+fn take_terms(spec: &mut Value) -> Result<Option<Terms>, Faults> {
+    let field = spec.as_object_mut().and_then(|it| it.remove(FIELD));
+    let Some(field) = field.filter(|it| !it.is_null()) else { return Ok(None) };
+    let terms: RolloutTerms = serde_json::from_value(field)
+        .map_err(|error| Faults::one(&format!("spec.{FIELD}"), error.to_string()))?;
+    let checked = terms.checked().map_err(|faults| {
+        let placed = faults.iter().map(|it| PlacedFault {
+            field: format!("spec.{FIELD}.{}", it.field),
+            message: it.message.clone(),
         });
-        Self { shown: shown.collect(), count }
-    }
-
-    pub fn one(field: &str, message: impl Into<String>) -> Self {
-        let fault = PlacedFault { field: field.to_owned(), message: message.into() };
-        Self::new(1, [fault].into_iter())
-    }
-}
-
-/// Bytes that faults keep in memory.
-pub fn bytes_of_faults(faults: &[PlacedFault]) -> usize {
-    let texts: usize = faults.iter().map(|it| it.field.len() + it.message.len()).sum();
-    texts + size_of_val(faults)
-}
-
-fn cut(text: &mut String, bytes_max: usize) {
-    text.truncate(text.floor_char_boundary(bytes_max));
+        Faults::new(faults.len(), placed)
+    });
+    checked.map(Some)
 }
 
 /// The domain of a spec, which may have faults elsewhere: what is in force of it stays.
@@ -522,5 +492,21 @@ mod tests {
         let spec = json!({"domain": "shop", "descriptors": [{"key": "a"}]});
         let faults = rules(&spec, 10).unwrap_err();
         assert_eq!(faults.shown[0].field, "spec.descriptors");
+    }
+
+    #[test]
+    fn the_terms_of_a_spec_are_taken_out_of_it() {
+        let mut spec = json!({"domain": "shop", "rollout": {"pods": {"percent": 10}}});
+        let terms = take_terms(&mut spec).unwrap().unwrap();
+        assert_eq!((terms.plan.len(), &spec), (2, &json!({"domain": "shop"})));
+        assert_eq!(take_terms(&mut spec).unwrap(), None);
+        for (rollout, field) in [
+            (json!({"percent": 10}), "spec.rollout"),
+            (json!({"pods": {"percent": 0}}), "spec.rollout.pods.percent"),
+            (json!({"steps": [{"percent": 5, "wait": "x"}]}), "spec.rollout.steps[0].wait"),
+        ] {
+            let mut spec = json!({"domain": "shop", "rollout": rollout});
+            assert_eq!(take_terms(&mut spec).unwrap_err().shown[0].field, field);
+        }
     }
 }

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ratelease_rules::request::scoped;
 
 use super::object::{Key, Object};
-use super::rollout::Tries;
+use super::tries::Tries;
 use crate::store::DraftDomain;
 
 /// What is to be said of an object.
@@ -156,7 +156,8 @@ fn verdict(object: &Object, known: Option<&DraftDomain>, tries: &Tries) -> Verdi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objects::object::{Faults, Rules};
+    use crate::objects::fault::Faults;
+    use crate::objects::object::Rules;
 
     fn key(name: &str) -> Key {
         let (namespace, name) = name.split_once('/').unwrap();

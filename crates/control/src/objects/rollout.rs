@@ -5,133 +5,17 @@
 //! next change that is accepted, and its end, abort it. A change that was rolled back or aborted is not tried again
 //! until the object changes: its draft stays, and the status says why.
 
-use std::collections::BTreeMap;
 use std::slice::from_ref;
 use std::sync::Arc;
 
-use jiff::Timestamp;
-use serde_json::Value;
-
-use super::object::{Faults, PlacedFault};
 use super::plan::Change;
 use super::{OBJECTS, Written, documents, reason, replace};
 use crate::api::publish::{ATTEMPTS_MAX, approve_rollout, published, replacements};
-use crate::api::{App, Candidates, Problem, RolloutTerms, Terms, rollout_texts};
+use crate::api::{App, Candidates, Problem, Terms, rollout_texts};
 use crate::auth::Caller;
 use crate::document::longest_window;
-use crate::gate::Gate;
-use crate::store::{
-    Author, DraftDomain, NewRollout, PublishedText, Rollout, Stage, StoreError, StoreResult, Write,
-};
+use crate::store::{Author, NewRollout, PublishedText, Stage, StoreError, Write};
 use crate::work::heavy;
-
-/// The field of a spec.
-pub const FIELD: &str = "rollout";
-
-/// The last rollout of a domain whose draft is not published.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tried {
-    /// The number of the rollout.
-    pub id: i64,
-    /// Whether it is under way; else it was aborted or rolled back.
-    pub is_open: bool,
-    /// The text that it is of.
-    hash: Option<String>,
-    /// The number of the last change of the draft that it was made of.
-    changed: i64,
-    /// A text for the status: the present step and why it waits, or why the rollout has ended.
-    pub words: String,
-}
-
-/// The rollouts of domains that objects define.
-#[derive(Debug, Default)]
-pub struct Tries(BTreeMap<String, Tried>);
-
-// === impl Tries ===
-
-impl Tries {
-    /// Reads the last rollout of each domain whose draft is not published.
-    pub async fn read(app: &App, domains: &BTreeMap<String, DraftDomain>) -> StoreResult<Self> {
-        let store = app.store.reserved();
-        let mut tries = Self::default();
-        for domain in domains.values().filter(|it| it.owner.is_some() && it.is_changed) {
-            let last =
-                store.rollouts(Some(from_ref(&domain.name)), false, i64::MAX, 1).await?.pop();
-            let Some(last) = last.filter(|it| it.last().stage != Stage::All) else { continue };
-            let why = match last.last().stage.is_open() {
-                false => None,
-                true => {
-                    let rows = store.connected_pods(Some(&last.names())).await?;
-                    let hits = store.hits(last.last().version).await?;
-                    Gate::of(&last, &rows, &hits, store.now()).why()
-                }
-            };
-            tries.0.extend(Tried::of(&last, &domain.name, why).map(|it| (domain.name.clone(), it)));
-        }
-        Ok(tries)
-    }
-
-    /// The rollout of these rules of a domain, as its draft has them.
-    pub fn of(&self, known: &DraftDomain, hash: Option<&str>) -> Option<&Tried> {
-        let is_of = |it: &&Tried| it.hash.as_deref() == hash && it.changed == known.changed;
-        self.0.get(&known.name).filter(is_of)
-    }
-
-    /// The rollouts under way of these changes' domains.
-    pub fn open_of(&self, batch: &[Change]) -> Vec<i64> {
-        let tried = batch.iter().filter_map(|it| self.0.get(&it.domain));
-        tried.filter(|it| it.is_open).map(|it| it.id).collect()
-    }
-}
-
-// === impl Tried ===
-
-impl Tried {
-    fn of(rollout: &Rollout, domain: &str, why: Option<String>) -> Option<Self> {
-        let of = rollout.domains.iter().find(|it| it.domain == domain)?;
-        let last = rollout.last();
-        let is_open = last.stage.is_open();
-        let words = match is_open {
-            true => {
-                let percent = rollout.present().percent;
-                let percent = percent.map_or_else(String::new, |it| format!(" {it} %"));
-                let (id, stage) = (rollout.id, last.stage.name());
-                let (at, all) = (rollout.number(), rollout.plan.len());
-                let waits = match (rollout.next_at(), why) {
-                    (None, _) => "it waits for a call of /advance".to_owned(),
-                    (Some(_), Some(why)) => format!("it waits for evidence: {why}"),
-                    (Some(at), None) => {
-                        let at = Timestamp::from_millisecond(at).unwrap_or_default();
-                        format!("the next step is due at {at:.0}")
-                    }
-                };
-                format!("rollout {id} is at step {at} of {all}, {stage}{percent}; {waits}")
-            }
-            false => format!("rollout {} is {}: {}", rollout.id, last.stage.name(), last.reason),
-        };
-        let (hash, changed) = (of.hash.clone(), of.changed);
-        Some(Self { id: rollout.id, is_open, hash, changed, words })
-    }
-}
-
-/// Takes the terms out of a spec.
-///
-/// # Errors
-/// Lists all faults of the terms, with their places in the spec.
-pub fn take_terms(spec: &mut Value) -> Result<Option<Terms>, Faults> {
-    let field = spec.as_object_mut().and_then(|it| it.remove(FIELD));
-    let Some(field) = field.filter(|it| !it.is_null()) else { return Ok(None) };
-    let terms: RolloutTerms = serde_json::from_value(field)
-        .map_err(|error| Faults::one(&format!("spec.{FIELD}"), error.to_string()))?;
-    let checked = terms.checked().map_err(|faults| {
-        let placed = faults.iter().map(|it| PlacedFault {
-            field: format!("spec.{FIELD}.{}", it.field),
-            message: it.message.clone(),
-        });
-        Faults::new(faults.len(), placed)
-    });
-    checked.map(Some)
-}
 
 /// Aborts these rollouts, whose objects have changed or are gone, in the write of that change.
 pub async fn abort(write: &mut Write, rollouts: &[i64]) -> Result<(), StoreError> {
@@ -189,27 +73,4 @@ pub async fn begin(
         return Ok(Some(Written { first, last, domains }));
     }
     Err(Problem::raced())
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn the_terms_of_a_spec_are_taken_out_of_it() {
-        let mut spec = json!({"domain": "shop", "rollout": {"pods": {"percent": 10}}});
-        let terms = take_terms(&mut spec).unwrap().unwrap();
-        assert_eq!((terms.plan.len(), &spec), (2, &json!({"domain": "shop"})));
-        assert_eq!(take_terms(&mut spec).unwrap(), None);
-        for (rollout, field) in [
-            (json!({"percent": 10}), "spec.rollout"),
-            (json!({"pods": {"percent": 0}}), "spec.rollout.pods.percent"),
-            (json!({"steps": [{"percent": 5, "wait": "x"}]}), "spec.rollout.steps[0].wait"),
-        ] {
-            let mut spec = json!({"domain": "shop", "rollout": rollout});
-            assert_eq!(take_terms(&mut spec).unwrap_err().shown[0].field, field);
-        }
-    }
 }

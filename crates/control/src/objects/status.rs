@@ -8,15 +8,12 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use ratelease_rules::request::scoped;
-use serde::{Deserialize, Serialize};
 
-use super::object::{ApiObject, Key, Object, PlacedFault, bytes_of_faults};
+use super::object::{Key, Object};
+use super::object_status::{PodCount, Status};
 use super::plan::Verdict;
 use crate::push::PublishedSet;
 use crate::store::PodRow;
-
-/// Maximum bytes of a status that is read: more than any that is written here.
-const STATUS_BYTES_MAX: usize = 64 << 10;
 
 /// Why an object is not in force that pods have refused.
 const REFUSED_BY_PODS: &str = "RefusedByPods";
@@ -24,34 +21,6 @@ const REFUSED_BY_PODS: &str = "RefusedByPods";
 /// Faults of a status that its Event has too, and the bytes of that: the API server takes 1024.
 const FAULTS_TOLD_MAX: usize = 3;
 const EVENT_BYTES_MAX: usize = 1000;
-
-/// A status.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Status {
-    /// The generation of the object that this is about.
-    pub observed_generation: i64,
-    /// The version of the control plane that has the rules of the domain; 0 for none.
-    pub version: i64,
-    /// The pods that get the domain.
-    pub pods: PodCount,
-    /// `Accepted`: whether the rules are published. `Programmed`: whether all pods have them. `Ready`:
-    /// whether both are true. `Stalled`: whether the object has to change before its rules can be in
-    /// force. The last two are those that kstatus looks at.
-    pub conditions: Vec<Condition>,
-    /// The faults of the rules, at most 20.
-    pub faults: Vec<PlacedFault>,
-}
-
-/// Pods that get a domain.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct PodCount {
-    /// Those that have the rules of the object as it is.
-    pub current: usize,
-    /// All.
-    pub connected: usize,
-}
 
 /// The versions that pods run, by the domains that they get.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -168,22 +137,6 @@ impl Basis {
 // === impl Status ===
 
 impl Status {
-    /// The status that an object has; an empty one if it has none that can be read.
-    pub fn of_object(object: &ApiObject) -> Self {
-        let text = object.status.as_ref().map(|it| it.get());
-        let text = text.filter(|it| it.len() <= STATUS_BYTES_MAX);
-        text.and_then(|it| serde_json::from_str(it).ok()).unwrap_or_default()
-    }
-
-    /// Bytes that it keeps in memory, but for a fixed number.
-    pub fn bytes(&self) -> usize {
-        let texts =
-            |it: &Condition| it.type_.len() + it.status.len() + it.reason.len() + it.message.len();
-        self.conditions.iter().map(texts).sum::<usize>()
-            + size_of_val(&*self.conditions)
-            + bytes_of_faults(&self.faults)
-    }
-
     /// What is to be said of an object. Conditions that say what they said in `former` keep the time
     /// of that.
     pub fn new(object: &Object, basis: &Basis, former: &Self, now: Timestamp) -> Self {
@@ -240,17 +193,6 @@ impl Status {
             ],
             faults,
         }
-    }
-
-    /// Whether only numbers of pods and texts differ, and what they mean for the object does not.
-    pub fn differs_in_numbers_alone(&self, other: &Self) -> bool {
-        let meaning = |of: &Self| -> Vec<_> {
-            let conditions = of.conditions.iter();
-            conditions.map(|it| (it.status.clone(), it.reason.clone())).collect()
-        };
-        self.observed_generation == other.observed_generation
-            && self.faults == other.faults
-            && meaning(self) == meaning(other)
     }
 }
 
@@ -411,10 +353,12 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
+    use serde::Deserialize;
     use serde_json::json;
 
     use super::*;
-    use crate::objects::object::{Faults, Key, Rules};
+    use crate::objects::fault::Faults;
+    use crate::objects::object::{Key, Rules};
     use crate::push::PublishedDomain;
 
     fn object(rules: Result<&str, Faults>) -> Object {

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use tracing::debug;
 
 use super::connections::ConnectedPod;
-use crate::rates::{Permit, Permits};
+use crate::permits::{Permit, Permits};
 
 /// Maximum bytes of all responses that are not answered yet, in KiB: what a pod has not read is
 /// held here. Further responses wait.

@@ -24,7 +24,7 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 use utoipa::ToSchema;
 
-use super::load_reports::in_time;
+use super::in_time;
 use crate::store::{HitCount, Store, StoreError, StoreResult, share};
 
 /// Seconds of a window. Hits are those of the present window and the one before.

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::warn;
 
-use super::load_reports::in_time;
+use super::in_time;
 use crate::store::{CHANGES_MAX, PodRow, Store, StoreResult};
 
 /// Maximum number of streams of this process.

@@ -8,7 +8,8 @@ use sqlx::any::AnyRow;
 use sqlx::{AnyConnection, Row};
 use utoipa::ToSchema;
 
-use super::write::{Cell, Identity, Writer, bound};
+use super::query::{Cell, bound};
+use super::write::{Identity, Writer};
 use super::{PublishedText, Store, StoreError, StoreResult, Write, as_time};
 
 /// Maximum number of approvals that a domain may ask for.

@@ -8,8 +8,9 @@ use sqlx::{Any, Executor, Row};
 use utoipa::ToSchema;
 
 use super::approvals::DraftAuthor;
+use super::query::{Cell, bound};
 use super::versions::places;
-use super::write::{Cell, Identity, bound};
+use super::write::Identity;
 use super::{Store, StoreError, StoreResult, Write, as_time};
 use crate::document::{Entry, RuleId};
 

@@ -10,7 +10,7 @@ use sqlx::any::AnyRow;
 use sqlx::{Any, Executor, Row};
 
 use super::StoreResult;
-use super::write::{Cell, bound};
+use super::query::{Cell, bound};
 use crate::document::Content;
 
 /// Maximum number of domains whose comparison is kept, which is that of all domains.

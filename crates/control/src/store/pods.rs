@@ -8,8 +8,9 @@ use sqlx::Row;
 use sqlx::any::AnyRow;
 use utoipa::ToSchema;
 
+use super::query::{Cell, bound};
 use super::write::PageQuery;
-use super::write::{Cell, bound, insert};
+use super::write::insert;
 use super::{Backend, Store, StoreResult, as_time};
 
 /// A stream that no replica has reported for so long is gone.

@@ -11,10 +11,11 @@
 //! origins of one pod, of which the percentage is chosen as if there were no crowds.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{PodRow, Rollout, Stage, StoreError, StoreResult};
+use super::{PodRow, StoreError, StoreResult};
 
 /// The contexts of the hashes that are the places of pods: of a rollout of an earlier release, of an
 /// origin, of a pod in a crowd, and of a pod whose origin is not known. Other texts would choose other
@@ -30,6 +31,22 @@ const NONE: i64 = -1;
 /// Maximum number of crowds of a domain with thresholds of their own: each takes some 40 bytes in each
 /// step. Of further ones all pods are chosen or none, as if they were one pod.
 const CROWDS_MAX: usize = 256;
+
+/// How far a rollout is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Chosen pods try the changed rules beside those in force, and count what they would deny.
+    Shadow,
+    /// Chosen pods enforce the changed rules.
+    Enforced,
+    /// All pods enforce them: they are published.
+    All,
+    /// A call or the limit of time ended it; all pods run the published rules.
+    Aborted,
+    /// The control plane ended it, because too much was denied.
+    RolledBack,
+}
 
 /// A step that a rollout is to take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +107,36 @@ struct Origin {
     pods: BTreeSet<i64>,
 }
 
+// === impl Stage ===
+
+impl Stage {
+    /// The name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Shadow => "shadow",
+            Self::Enforced => "enforced",
+            Self::All => "all",
+            Self::Aborted => "aborted",
+            Self::RolledBack => "rolled_back",
+        }
+    }
+
+    /// Whether pods run different rules.
+    pub fn is_open(self) -> bool {
+        matches!(self, Self::Shadow | Self::Enforced)
+    }
+}
+
+impl FromStr for Stage {
+    type Err = StoreError;
+
+    fn from_str(text: &str) -> Result<Self, StoreError> {
+        let all = [Self::Shadow, Self::Enforced, Self::All, Self::Aborted, Self::RolledBack];
+        let found = all.into_iter().find(|it| it.name() == text);
+        found.ok_or_else(|| StoreError::Internal(format!("there is no stage '{text}'")))
+    }
+}
+
 // === impl Draw ===
 
 impl Draw {
@@ -117,12 +164,6 @@ impl Draw {
             origin.pods.insert(place.within);
         }
         origins
-    }
-}
-
-impl From<&Rollout> for Draw {
-    fn from(rollout: &Rollout) -> Self {
-        Self { rollout: rollout.id, seed: rollout.seed }
     }
 }
 

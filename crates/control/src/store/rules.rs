@@ -10,8 +10,9 @@ use sqlx::{Any, AssertSqlSafe, Executor, Row};
 use utoipa::ToSchema;
 
 use super::contents::{Change, Comparison, DRAFT_STATE, DraftState, state_of};
+use super::query::{Cell, bound};
 use super::versions::{of_domains, places, text_hash};
-use super::write::{Cell, PageQuery, Writer, bound};
+use super::write::{PageQuery, Writer};
 use super::{Store, StoreError, StoreResult, Write, as_time};
 use crate::document::{Content, Document, Entry, Record, RuleChange, RuleId, difference, render};
 use crate::work::heavy;

@@ -4,7 +4,7 @@
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
-use super::write::{Cell, bound};
+use super::query::{Cell, bound};
 use super::{Store, StoreResult, Write};
 
 /// Maximum number of sessions of one person; a further one ends the oldest.

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use sqlx::any::AnyRow;
 use sqlx::{Any, Executor, Row};
 
-use super::write::{Cell, PageQuery};
+use super::query::Cell;
+use super::write::PageQuery;
 use super::{Store, StoreError, StoreResult, Write};
 
 /// A token that is made.

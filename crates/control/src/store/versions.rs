@@ -5,7 +5,8 @@ use sqlx::any::AnyRow;
 use sqlx::{Any, Error, Executor, Row};
 use utoipa::ToSchema;
 
-use super::write::{Cell, PageQuery, bound};
+use super::query::{Cell, bound};
+use super::write::PageQuery;
 use super::{Rollout, Stage, Store, StoreError, StoreResult, Write, as_time};
 
 /// Domains that a version names.

@@ -5,15 +5,15 @@ use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::any::{AnyArguments, AnyRow};
-use sqlx::query::Query;
+use sqlx::any::AnyRow;
 use sqlx::{Any, AssertSqlSafe, Executor, Row, Transaction};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::contents::Compared;
+use super::query::{Cell, bound};
 use super::{Backend, CHANNEL, Store, StoreError, StoreResult};
-use crate::rates::{Permit, Permits};
+use crate::permits::{Permit, Permits};
 
 /// Rows that one statement inserts. SQLite allows 32 766 parameters, PostgreSQL 65 535, but SQLite
 /// finds each by a search through those before it: the import of 100 000 rules takes 4.1 s with 50
@@ -113,40 +113,6 @@ pub struct Noted {
 pub struct PublisherLock {
     /// Its end releases the lock; of SQLite there is one process only.
     _tx: Option<Transaction<'static, Any>>,
-}
-
-/// A value of a row that is inserted, or a parameter of a query.
-#[derive(Debug, Clone)]
-pub enum Cell {
-    Int(i64),
-    Text(String),
-    Nullable(Option<String>),
-    /// What the database makes of this. Only for rows.
-    Expression(&'static str),
-}
-
-// === impl Cell ===
-
-impl Cell {
-    /// The bytes of a text.
-    pub fn bytes(&self) -> usize {
-        match self {
-            Self::Int(_) | Self::Expression(_) | Self::Nullable(None) => 0,
-            Self::Text(text) | Self::Nullable(Some(text)) => text.len(),
-        }
-    }
-}
-
-/// A query with its parameters. The text is made of names and places of parameters alone: no value
-/// from outside is ever part of it.
-pub fn bound(sql: &str, cells: Vec<Cell>) -> Query<'_, Any, AnyArguments> {
-    let query = sqlx::query(AssertSqlSafe(sql));
-    cells.into_iter().fold(query, |query, cell| match cell {
-        Cell::Int(number) => query.bind(number),
-        Cell::Text(text) => query.bind(text),
-        Cell::Nullable(text) => query.bind(text),
-        Cell::Expression(_) => query,
-    })
 }
 
 async fn in_time(
