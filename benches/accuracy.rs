@@ -1,8 +1,8 @@
 //! The accuracy of a fleet of pods compared with one exact server, and its cost: leases, one round
 //! trip per decision, and report-after, on a Redis Cluster that the bench starts itself.
 //!
-//! `docs/accuracy.md` describes the measurements. The modules that send requests and the oracle are
-//! those of the acceptance tests in `tests/it/accuracy/`.
+//! `docs/accuracy.md` describes the measurements. The acceptance tests in `tests/it/accuracy/` use
+//! the same oracle and the same modules that send requests.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(unreachable_pub, reason = "`pub` means for the other modules here")]

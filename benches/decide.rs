@@ -63,8 +63,8 @@ fn deep(levels: usize) -> Vec<Source> {
     vec![source("deep.yaml", text)]
 }
 
-/// The same with `count` additional rules for single values, under (tenant, shop-0), (tenant,
-/// shop-1) and so on; all are for user-00000000 and up.
+/// Rules like [`deep`], with `count` additional rules for single values, under (tenant, shop-0),
+/// (tenant, shop-1) and so on; all are for user-00000000 and up.
 pub(crate) fn wide(count: usize) -> Vec<Source> {
     let sources = count.div_ceil(SOURCE_RULES_MAX).max(1);
     let of_tenant = |tenant: usize| {
@@ -113,9 +113,9 @@ fn by_entries(criterion: &mut Criterion) {
     }
 }
 
-/// Two plain decisions; and a request that holds 3 hits until its end says that it has cost 2. Ids
-/// are of the length of `x-request-id`. They are few, so that the requests stay in the core's caches
-/// as one that was just read.
+/// Measures two plain decisions, and a request that holds 3 hits until its end reports that it
+/// cost 2. Ids are as long as `x-request-id`. They are few, so that the requests stay in the core's
+/// caches like a request that was just read.
 fn by_holds(criterion: &mut Criterion) {
     let ids: Vec<_> = (0..64).map(|n| format!("{n:08x}-3f0a-4c51-9d2e-6b1d7c0a94e5")).collect();
     let named =
@@ -173,8 +173,10 @@ fn by_holds(criterion: &mut Criterion) {
     );
 }
 
-/// Pairs that are compared, and calls in each half of one: about a quarter of a millisecond.
+/// Pairs that are compared.
 const PAIRS: usize = 2001;
+
+/// Calls in each half of a pair: about a quarter of a millisecond.
 const PAIRED: usize = 256;
 
 /// How many times as long `second` takes as `first`: the median over pairs that run one directly
@@ -204,7 +206,7 @@ fn by_keys(criterion: &mut Criterion) {
         let mut next = requests.iter().cycle();
         criterion.bench_function(&format!("decide/keys/{count}"), |bencher| {
             let _entered = bench.runtime.enter();
-            // So that every key has a buffer.
+            // Every key gets a buffer.
             requests.iter().for_each(|request| bench.decide(request));
             bencher.iter(|| bench.decide(next.next().expect("a cycle")));
         });

@@ -6,8 +6,8 @@
 //! RATELEASE_BIN=target/dist/ratelease cargo bench --bench handshakes
 //! ```
 //!
-//! Each client opens one connection after another: connect, handshake, and its end. The servers
-//! take turns; ratios are medians of those of each round.
+//! Each client opens one connection after another: connect, handshake, and end. The servers take
+//! turns. Each ratio is the median of the ratios of all rounds.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(unreachable_pub, reason = "`pub` means for the other modules here")]

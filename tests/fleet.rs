@@ -40,7 +40,7 @@ mod buckets;
 /// Thousands of calls at once.
 #[path = "fleet/bursts.rs"]
 mod bursts;
-/// Costs that are known afterwards, and what is in use at a time.
+/// Costs that are known afterwards, and slots in use at a time.
 #[path = "fleet/costs.rs"]
 mod costs;
 /// A Redis that is healthy but distant.

@@ -47,11 +47,18 @@ pub enum Mode {
     ReportAfter,
 }
 
+/// Requests that a key admits in its window.
 const LIMITS: [u32; 3] = [20, 1_000, 100_000];
+
 /// From this limit on, cells run for less time, since they have enough decisions.
 pub const LARGE: u32 = 100_000;
+
+/// Demand, as a multiple of the limit.
 const OFFERED: [f64; 3] = [0.95, 1.5, 5.0];
+
+/// Shares of the pods in the demand where one pod is hot.
 const HOT_WEIGHTS: [f64; PODS] = [0.6, 0.4 / 3.0, 0.4 / 3.0, 0.4 / 3.0];
+
 /// How long a pod stays the hot one. No window is a multiple of it.
 const MOVES_EVERY: Duration = Duration::from_millis(1_300);
 
@@ -63,7 +70,7 @@ pub fn all() -> Vec<Cell> {
 /// A few cells that show the trade-off, where one pod is hot.
 pub fn quick() -> Vec<Cell> {
     let shown = |cell: &Cell| match (cell.limit, cell.mode) {
-        // As many as fit into one slot.
+        // As many large cells as fit into one slot are shown.
         (LARGE.., Mode::Leased) => cell.offered == 1.5 && cell.algorithm != Algorithm::LeakyBucket,
         (LARGE.., _) => false,
         (_, Mode::Off) => cell.algorithm == Algorithm::FixedWindow,
@@ -118,7 +125,7 @@ impl Cell {
         format!("{algorithm:?}-{limit}-{spread:?}-{offered}-{mode:?}")
     }
 
-    /// Its `rate_limit`, as in a rule file.
+    /// The `rate_limit` of the cell, as in a rule file.
     pub fn rule(&self) -> String {
         let Self { limit, .. } = self;
         let algorithm = self.algorithm.name();

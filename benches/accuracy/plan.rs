@@ -14,11 +14,19 @@ pub struct Slot {
     pub cells: Vec<Cell>,
 }
 
-/// Maximum decisions a second of concurrent cells, so that neither of two cores is always busy.
-/// Round trips to Redis cost far more than local decisions; a lone cell may exceed the maximum.
+/// Maximum decisions a second of concurrent cells, so that neither of two cores is always busy. A
+/// lone cell may exceed the maximum.
 const DECISIONS_MAX: f64 = 120_000.0;
+
+/// Maximum decisions a second of concurrent cells with smaller limits, whose decisions go to Redis
+/// more often.
 const DECISIONS_OF_SMALL_LIMITS_MAX: f64 = 12_000.0;
+
+/// Maximum decisions a second of concurrent cells that make a round trip for each decision. Round
+/// trips to Redis cost far more than local decisions.
 const TRIPS_MAX: f64 = 20_000.0;
+
+/// Maximum decisions a second of such cells with smaller limits.
 const TRIPS_OF_SMALL_LIMITS_MAX: f64 = 6_000.0;
 
 impl Plan {

@@ -6,18 +6,33 @@ use std::fmt::Write;
 use crate::cell::{LARGE, Mode};
 use crate::run::Row;
 
+/// Width of the picture.
 const WIDTH: f64 = 860.0;
+
+/// Height of the picture.
 const HEIGHT: f64 = 500.0;
+
+/// Left edge of the plotted area, after the labels of the vertical axis.
 const LEFT: f64 = 72.0;
+
+/// Right edge of the plotted area.
 const RIGHT: f64 = WIDTH - 28.0;
+
+/// Top edge of the plotted area, below the title and the legend.
 const TOP: f64 = 112.0;
+
+/// Bottom edge of the plotted area, above the labels of the horizontal axis.
 const BOTTOM: f64 = HEIGHT - 62.0;
 
 /// Range of commands per 1000 decisions, as powers of ten.
 const COST: (i32, i32) = (-1, 3);
-/// The minimum range of admitted / exact, and the step that its ends are rounded to.
+/// The minimum range of admitted / exact.
 const SHOWN: (f64, f64) = (0.95, 1.1);
+
+/// The ends of the range of admitted / exact are rounded to this step.
 const STEP: f64 = 0.05;
+
+/// The grid has fewer horizontal lines than this.
 const LINES_MAX: f64 = 8.5;
 
 /// Colours for readers with red-green colour blindness, after Okabe and Ito.

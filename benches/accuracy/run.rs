@@ -36,7 +36,7 @@ pub struct Row {
     pub cell: Cell,
     pub offered: u64,
     pub admitted: u64,
-    /// What one exact server would have admitted of the same requests.
+    /// The requests, of those that were sent, that one exact server would have admitted.
     pub exact: u64,
     pub failed: u64,
     pub commands: u64,

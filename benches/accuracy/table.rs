@@ -21,7 +21,7 @@ const HEAD: [&str; 11] = [
     "no answer",
 ];
 
-/// Columns of words are aligned left, those of figures right.
+/// Columns of words, which are aligned left. Columns of figures are aligned right.
 const LEFT: [usize; 2] = [1, 3];
 
 /// The table, grouped by algorithm, with an explanation of its columns.

@@ -1,5 +1,5 @@
-//! The decisions of the floor that decides: those of a pod on the embedded store, with the rules of
-//! `scripts/bench`, metrics and hot keys.
+//! The decisions of the floor that decides. A pod on the embedded store makes them, with the rules
+//! of `scripts/bench`, metrics and hot keys.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

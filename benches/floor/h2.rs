@@ -1,5 +1,5 @@
 //! A server directly on HTTP/2: a request whose message has already arrived is answered in the
-//! connection's own task, without a task, an allocation or a lock beyond those of `h2`.
+//! connection's own task. That takes no task, no allocation and no lock beyond those in `h2`.
 
 use std::io;
 use std::task::Poll;
@@ -17,9 +17,13 @@ use tokio::net::TcpListener;
 /// `overall_code: OK` behind gRPC's prefix.
 pub(super) const OK: &[u8] = &[0, 0, 0, 0, 2, 8, 1];
 
-/// The limits of `crates/server/src/grpc/connection.rs`.
+/// Streams of a connection at a time, as in `crates/server/src/grpc/connection.rs`.
 const STREAMS_MAX: u32 = 1024;
+
+/// Resets that a connection tolerates, as in that file.
 const RESETS_MAX: usize = 1024;
+
+/// Bytes of a request's headers, as in that file.
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
 
 /// The parts of every answer.

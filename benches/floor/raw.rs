@@ -1,8 +1,10 @@
-//! A server that knows of HTTP/2 only what its frames' heads say: it finds the ends of requests,
-//! and answers them with constant bytes, all that came with one read in one write. What a server on
-//! HTTP/2 can reach at most. It decodes no header, keeps no state of a stream, and obeys no window.
+//! A server that reads only the heads of HTTP/2's frames: it finds the ends of requests, and
+//! answers them with constant bytes, all requests of one read in one write. It shows the most that
+//! a server on HTTP/2 can reach. It decodes no header, keeps no state of a stream, and obeys no
+//! window.
 //!
-//! With a service it decides each request too: what ratelease could reach on frames of its own.
+//! With a service it decides each request too: it shows the most that ratelease could reach on
+//! frames of its own.
 
 use std::io;
 
@@ -16,23 +18,40 @@ use tokio::net::TcpStream;
 
 use super::h2::OK;
 
+/// Bytes of the preface that a client sends first.
 const PREFACE_BYTES: usize = 24;
+
+/// Bytes of a frame's head.
 const HEAD_BYTES: usize = 9;
 
-/// Of a gRPC message: a flag for compression, and the length.
+/// Bytes of a gRPC message's prefix: a flag for compression, and the length.
 const PREFIX_BYTES: usize = 5;
 
 /// More than the longest frame that a client may send.
 const BUFFER_BYTES: usize = 64 * 1024;
 
-// Types and flags of frames (RFC 9113 §6).
+/// Type of a frame with data (RFC 9113 §6).
 const DATA: u8 = 0;
+
+/// Type of a frame with headers.
 const HEADERS: u8 = 1;
+
+/// Type of a frame with settings.
 const SETTINGS: u8 = 4;
+
+/// Type of a ping.
 const PING: u8 = 6;
+
+/// Type of a frame that enlarges a window.
 const WINDOW_UPDATE: u8 = 8;
+
+/// Flag of a frame that ends its stream.
 const END_STREAM: u8 = 1;
+
+/// Flag of a frame that acknowledges settings or a ping.
 const ACK: u8 = 1;
+
+/// Flag of a frame that ends its headers.
 const END_HEADERS: u8 = 4;
 
 /// `:status 200` from the static table, and `content-type: application/grpc` as a literal.

@@ -39,7 +39,7 @@ pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(2);
 /// Pause between attempts to reconnect.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What all connections of a run share.
+/// State that all connections of a run share.
 pub(crate) struct Shared {
     pub(crate) plan: Plan,
     pub(crate) head: Request<()>,
@@ -78,7 +78,7 @@ enum ConnectionEnd {
     Over,
     /// The server closed it gracefully, and every request was answered.
     Gone,
-    /// It broke.
+    /// The connection broke.
     Lost,
 }
 
@@ -107,7 +107,7 @@ impl Shared {
 impl Client {
     /// # Errors
     ///
-    /// As [`CallCounts::new`].
+    /// [`CallCounts::new`] failed.
     pub(crate) fn new(shared: Arc<Shared>, index: u32, span: RunTimes) -> Result<Self, String> {
         let Plan { seed, rate, connections, .. } = shared.plan;
         let pace = rate.map(|rate| Pace { rate, connections });
@@ -190,11 +190,12 @@ impl OpenConnection {
     fn poll(&mut self, client: &mut Client, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         let shared = Arc::clone(&client.shared);
         if let Some(due) = shared.due.get(client.index) {
-            // Registered before checking what is due, so that no wake-up is missed.
+            // The waker is registered before the check, so that no wake-up is missed.
             due.register(cx.waker());
         }
         loop {
-            // Writes at once all requests that were begun below, and reads what has arrived.
+            // This poll writes all requests that were begun below at once, and reads the bytes that
+            // have arrived.
             let ended = Pin::new(&mut self.connection).poll(cx);
             let mut broke = matches!(ended, Poll::Ready(Err(_)));
             while let Poll::Ready(Some((due, outcome))) = self.calls.poll_next_unpin(cx) {
@@ -397,10 +398,13 @@ fn overall_code(message: &[u8]) -> Option<u8> {
 
 // === Counts ===
 
-/// Range of the latency histogram: from 100 ns, with three digits, to a day; longer latencies count
-/// as a day.
+/// Lower end of the latency histogram: 100 ns.
 const NANOS_MIN: u64 = 100;
+
+/// Upper end of the latency histogram: a day. Longer latencies count as a day.
 const NANOS_MAX: u64 = 24 * 3600 * 1_000_000_000;
+
+/// Significant digits of the latency histogram.
 const DIGITS: u8 = 3;
 
 /// Counts of the measured requests.
@@ -447,7 +451,7 @@ impl CallCounts {
     ///
     /// # Errors
     ///
-    /// The histograms have different bounds; those of one run have the same.
+    /// The histograms have different bounds. Histograms of one run have equal bounds.
     pub(crate) fn merge(&mut self, other: &Self) -> Result<(), String> {
         self.ok += other.ok;
         self.over_limit += other.over_limit;
@@ -471,9 +475,11 @@ impl CallCounts {
 
 // === Link ===
 
-/// Window of a connection and of a stream: the bytes that a server may send before they are read.
-/// It is so large that answers of a few dozen bytes never wait for it.
+/// Window of a connection: the bytes that a server may send before the client reads them. The
+/// window is so large that answers of a few dozen bytes never wait for it.
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 24;
+
+/// Window of a stream, large enough for the same reason.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
 /// A TCP or a Unix socket.

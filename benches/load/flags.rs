@@ -12,11 +12,19 @@ use tokio_rustls::rustls::ClientConfig;
 
 use super::requests::Shape;
 
-/// Upper bounds of the flags. Each is far above what one machine can use.
+/// Maximum of `--connections`, far above the number that one machine can use.
 const CONNECTIONS_MAX: i64 = 1024;
+
+/// Maximum of `--streams`, far above the number that one machine can use.
 const STREAMS_MAX: i64 = 10_000;
+
+/// Maximum of `--threads`, far above the number that one machine can use.
 const THREADS_MAX: i64 = 64;
+
+/// Maximum of `--keys`, far above the number that one machine can use.
 const KEYS_MAX: i64 = 1_000_000;
+
+/// Maximum of `--rate`, far above the rate that one machine can reach.
 const RATE_MAX: i64 = 1_000_000;
 
 /// Maximum skew: above it nearly every request is for the first key.

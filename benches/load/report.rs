@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use super::client::{CallCounts, Failure};
 use super::flags::Plan;
 
-/// The results of a run, with its parameters. The fields are those of the JSON.
+/// The results of a run, with its parameters. The JSON has a member for each field.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Report {
     target: String,
@@ -36,7 +36,7 @@ pub(crate) struct Report {
     requests_per_second: f64,
     ok: u64,
     over_limit: u64,
-    /// Requests without a verdict, by gRPC code or by what happened instead.
+    /// Requests without a verdict, by gRPC code or by the event that ended them.
     errors: BTreeMap<String, u64>,
     connections_lost: u64,
     latency_us: Latency,

@@ -31,7 +31,7 @@ type Worker = JoinHandle<Result<CallCounts, String>>;
 ///
 /// # Errors
 ///
-/// One line that says why the run could not begin, and what to do.
+/// The run could not begin. The error is one line with the reason and the advice.
 pub(crate) fn run(plan: Plan, stop: &mpsc::Receiver<Interrupt>) -> Result<Report, String> {
     let shared = Arc::new(prepare(plan)?);
     let Plan { connections, threads, rate, warmup, duration, .. } = shared.plan;
@@ -148,7 +148,7 @@ const UNIMPLEMENTED: u16 = 12;
 ///
 /// # Errors
 ///
-/// One line that says what answered instead, and what to do.
+/// The target gave another answer. The error is one line with that answer and the advice.
 async fn trial(shared: &Shared) -> Result<(), String> {
     let target = &shared.plan.target;
     match timeout(TRIAL_MAX, ask(shared)).await {

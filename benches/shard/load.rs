@@ -106,8 +106,8 @@ pub async fn closed(rig: &Rig, kind: Kind, keys: u64, in_flight: usize, span: Du
     served
 }
 
-/// The latencies of calls sent at `rate` a second, whatever those of earlier calls, counted from
-/// when each was sent.
+/// Sends calls at `rate` a second, without waiting for earlier calls. Returns their latencies, each
+/// counted from the time when its call was sent.
 pub async fn open(rig: &Rig, kind: Kind, keys: u64, rate: f64, span: Duration) -> Histogram<u64> {
     let took = Histogram::new_with_bounds(1, TOOK_MAX_US, 3).expect("three digits");
     let took = Arc::new(Mutex::new(took));

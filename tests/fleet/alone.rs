@@ -12,6 +12,8 @@ use crate::support::windows::early_in_a_window;
 use crate::{DAY, MACHINE};
 
 const LIMIT: u64 = 500;
+
+/// The rule of each pod, by the key of its entry.
 const LIMITS: [(&str, &str); 1] = [("key", "unit: day, requests_per_unit: 500")];
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,7 +17,8 @@ use crate::support::redis::Cluster;
 
 const SPAN: Duration = Duration::from_secs(3);
 
-/// Minimum of what the pods admit, as a fraction of what one exact server admits.
+/// Minimum of the requests that the pods admit, as a fraction of those that one exact server
+/// admits.
 const PART_MIN: f64 = 0.95;
 
 /// Maximum number of rounds, one of which must reach the minimum: a busy machine may stall a
@@ -58,9 +59,9 @@ impl Cell {
         times.into_iter().filter(|time| exact.admits(SPAN + *time)).count()
     }
 
-    /// What the pods admit, as a fraction of what one exact server would at the same times. A pod
-    /// decides at some moment between request and answer: a stall of the machine can bunch the
-    /// times of one of them, but not of the other.
+    /// The requests that the pods admit, as a fraction of those that one exact server would admit
+    /// at the same times. A pod decides at some moment between request and answer. A stall of the
+    /// machine can bunch the times of the requests or the times of the answers, but not both.
     async fn offer(&self, pods: &Pods) -> f64 {
         let requests = self.offered * u32::try_from(SPAN.as_secs()).unwrap();
         let due = |number| Duration::from_secs(1) * number / self.offered;

@@ -15,16 +15,19 @@ use crate::support::redis_cluster::{Cluster, ClusterOptions};
 use crate::support::windows::early_in_a_window;
 use crate::{DAY, MACHINE};
 
-/// Calls at once, over all pods, in the part of the matrix and in all of it: a machine that is busy
-/// with other tests takes seconds for a thousand calls.
+/// Calls at once, over all pods, in the part of the matrix that runs by default. A machine that is
+/// busy with other tests takes seconds for a thousand calls.
 const CALLS: usize = 4_000;
+
+/// Calls at once, over all pods, in the whole matrix.
 const CALLS_OF_ALL: usize = 10_000;
 
 /// Calls at once on each connection: a client that is slow to read more answers than that gives up.
 const CALLS_EACH: usize = 64;
 
-/// What pods differ in from the defaults. Where Redis is to be in time, requests wait for seconds,
-/// as a busy machine needs that long for thousands of calls; and all of them may wait at once.
+/// Settings of the pods that differ from the defaults. Where Redis is to be in time, requests wait
+/// for seconds, as a busy machine needs that long for thousands of calls. All requests may wait at
+/// once.
 const PATIENT: [(&str, &str); 4] = [
     ("LEASE_MAX_WAIT", "10s"),
     ("LEASE_WAIT_LIMIT", "10s"),
@@ -33,6 +36,8 @@ const PATIENT: [(&str, &str); 4] = [
 ];
 
 const MODES: [&str; 4] = ["local", "allow", "deny", "error"];
+
+/// Limits of the matrix: from far below the calls of a burst to far above.
 const LIMITS: [u64; 3] = [10, 500, 100_000];
 
 /// How Redis replies to the asks of a burst.
@@ -60,11 +65,12 @@ struct Burst {
     redis: Redis,
 }
 
-/// What a burst came to.
+/// The result of a burst.
 #[derive(Debug, Default)]
 struct Result {
-    /// The most that passed of one key, and all that passed.
+    /// The most requests that passed of one key.
     most: u64,
+    /// All requests that passed.
     admitted: u64,
     errors: u64,
     /// Answers of the failure mode, and hits that `allow` did not count.
@@ -141,8 +147,8 @@ impl Burst {
         }
     }
 
-    /// Sends this many calls at once, adds up what passed of each key, and returns the number of
-    /// errors.
+    /// Sends this many calls at once, adds up the calls of each key that passed, and returns the
+    /// number of errors.
     async fn send(&self, pods: &Pods, name: &str, calls: usize, admitted: &mut [u64]) -> u64 {
         let each = calls / pods.pods.len() / CALLS_EACH + 1;
         let callers = async |pod: usize| {
@@ -175,9 +181,9 @@ impl Burst {
         errors
     }
 
-    /// What may pass of a key. While the reply is overdue, each of several pods admits its part,
-    /// and a lease of one pod may be spent before those of the others pay for their parts. A reply
-    /// that is lost pays for nothing.
+    /// Maximum number of requests of a key that may pass. While the reply is overdue, each of
+    /// several pods admits its part. A lease of one pod may be spent before the leases of the other
+    /// pods pay for their parts. A reply that is lost pays for nothing.
     fn bound(&self, pods: u64, has_lost: bool) -> u64 {
         match self.redis {
             Redis::Overdue(_) if self.mode == "local" && (pods > 1 || has_lost) => {

@@ -1,5 +1,5 @@
 //! Costs that are known only when an answer has ended, and slots that are in use at a time, over a
-//! fleet: what the upstream has used beside the limit.
+//! fleet. The tests check how far the upstream's use exceeds the limit.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,14 +18,19 @@ use crate::{HOUR, MACHINE};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Streams at a time, over all pods, and how long an answer takes.
+/// Streams at a time, over all pods.
 const STREAMS: usize = 32;
+
+/// Duration of an answer.
 const ANSWER_MS: u64 = 200;
+
+/// Duration of an answer, for timers.
 const ANSWER: Duration = Duration::from_millis(ANSWER_MS);
 
-/// A stream whose start is denied tries again after this time, and a budget is used up once no
-/// start has passed for as long as the second.
+/// A stream whose start is denied tries again after this time.
 const AGAIN: Duration = Duration::from_millis(20);
+
+/// A budget is used up once no start has passed for this long.
 const USED_UP: Duration = Duration::from_secs(4);
 
 const RULES: &str = "\
@@ -79,18 +84,18 @@ fn start(key: &'static str, value: &str, id: &str, estimate: u64) -> Line {
     line
 }
 
-/// Its end, which settles what it took.
+/// The end of a request, which settles its hold.
 fn end(key: &'static str, value: &str, id: &str, cost: u64) -> Line {
     let mut line = start(key, value, id, cost);
     line.entries.push(("ratelease.settle", "yes".to_owned()));
     line
 }
 
-/// What a stream saw.
+/// The answers and denials of a stream.
 #[derive(Debug, Default)]
 struct Seen {
     answers: Vec<Answer>,
-    /// When a start of it was denied first.
+    /// When the stream's first denied start was denied.
     denied: Option<Instant>,
 }
 
@@ -103,12 +108,12 @@ struct Answer {
     is_broken: bool,
 }
 
-/// What streams do.
+/// The behaviour of streams.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     key: &'static str,
     limit: u64,
-    /// Of a thousand answers, those that break off half-way, without a settlement.
+    /// Number of answers in a thousand that break off half-way, without a settlement.
     broken: u64,
 }
 
@@ -182,7 +187,7 @@ async fn stream(
     seen
 }
 
-/// What all streams saw.
+/// The answers and denials of all streams.
 async fn streams(plan: Plan, domain: &str, callers: &Arc<Callers>, value: &str) -> Seen {
     let streams = (0..STREAMS).map(|at| {
         let (domain, value) = (domain.to_owned(), value.to_owned());
@@ -197,7 +202,8 @@ async fn streams(plan: Plan, domain: &str, callers: &Arc<Callers>, value: &str) 
     all
 }
 
-/// What the upstream used, its bound, and what is counted beside it for answers that broke off.
+/// The cost that the upstream used and its bound, and the hits that stay counted for answers that
+/// broke off.
 struct Sum {
     used: u64,
     bound: u64,
@@ -208,8 +214,8 @@ struct Sum {
 impl Sum {
     fn of(plan: Plan, Seen { answers, denied }: &Seen) -> Self {
         let used = answers.iter().map(|answer| answer.used).sum();
-        // The holds that were in force when the budget was used up first, or later: only what others
-        // over-estimated was taken then.
+        // The holds that were in force when the budget was used up first, or later: only what
+        // others over-estimated was taken then.
         let denied = denied.expect("the budget was used up");
         let late = answers.iter().filter(|answer| answer.ended >= denied);
         let under: u64 = late.map(|answer| answer.used.saturating_sub(answer.estimate)).sum();
@@ -252,13 +258,13 @@ async fn streams_on_four_pods_use_their_budget_and_no_more_than_it_was_under_est
     );
 }
 
-/// One pod after the other is killed, and a new one takes its place. The ends of its answers come to
-/// another pod, which counts them whole; what it held stays counted. `KILL_EVERY_MS` (2000) is the
-/// time between two kills.
+/// One pod after the other is killed, and a new one takes its place. The ends of its answers are
+/// sent to another pod, which counts their whole cost; the hits that the killed pod held stay
+/// counted. `KILL_EVERY_MS` (2000) is the time between two kills.
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_that_are_killed_cost_what_they_held_and_no_more_is_used() {
     const KILLS: usize = 5;
-    /// What the streams use at most in a millisecond.
+    /// The most that the streams use in a millisecond.
     const PACE: u64 = STREAMS as u64 * 1_000 / ANSWER_MS;
     let _alone = MACHINE.write().await;
     let every =
@@ -284,8 +290,8 @@ async fn pods_that_are_killed_cost_what_they_held_and_no_more_is_used() {
         plan.limit
     );
     assert!(used <= bound, "{used} of {bound}");
-    // Of each killed pod: its 8 streams held 1500 at most each, and as much again is counted whole;
-    // and its leases, which last for 2 s at most.
+    // The loss of each killed pod has two parts. Its 8 streams held 1500 at most each, and as much
+    // again is counted whole. Its leases last for 2 s at most.
     assert!(lost <= KILLS as u64 * (2 * 8 * 1_500 + 2_000 * PACE / 4), "{lost} lost");
     pods.pods[KILLS..].iter().for_each(|pod| pod.process.is_unharmed());
 }
@@ -331,7 +337,7 @@ async fn nothing_is_held_after_answers_that_never_end() {
     pods.are_unharmed();
 }
 
-/// What is in use at the upstream.
+/// The slots in use at the upstream.
 #[derive(Debug, Default)]
 struct InUse {
     now: AtomicUsize,
@@ -404,7 +410,7 @@ fn skewed(at: usize, pods: usize) -> usize {
     if at.is_multiple_of(2) { 0 } else { 1 + at / 2 % (pods - 1) }
 }
 
-/// What a key of slots came to in a round.
+/// The use of a key of slots in a round.
 struct Usage {
     most: usize,
     part: f64,

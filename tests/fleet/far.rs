@@ -29,10 +29,19 @@ use crate::{HOUR, MACHINE};
 const EACH_WAY: Duration = Duration::from_micros(3_750);
 
 const MASTERS: usize = 3;
+
+/// Pods behind Envoy, which chooses one for each request.
 const PODS: usize = 4;
+
+/// Keys of a round.
 const KEYS: usize = 200;
+
+/// Requests that each key admits in its window.
 const LIMIT: u64 = 5;
+
+/// Requests of a round, over all keys.
 const REQUESTS: usize = 1_600;
+
 /// Requests a second.
 const RATE: f64 = 200.0;
 
@@ -44,7 +53,7 @@ const ROUNDS_MAX: usize = 6;
 /// wait longer for Redis, and as an error, where that answer was too late for Envoy.
 const COUNTED_MAX: u64 = 2;
 
-/// Maximum wait of a request by default, which is what Envoy's timeout leaves.
+/// Maximum wait of a request by default: Envoy's timeout leaves this much.
 const WAIT_LIMIT: Duration = Duration::from_millis(15);
 
 /// Maximum time to reconnect: the first wait before another attempt, and the round trip many times
@@ -157,17 +166,20 @@ async fn no_pod_admits_by_itself_just_after_its_start() {
     assert!(rounds.last().is_some_and(is_clean), "by round: {rounds:?}");
 }
 
-/// Slots of one key, and callers of whom each has one request in progress, if it may.
+/// Slots of one key.
 const SLOTS: u64 = 8;
+
+/// Callers, each of which has one request in progress if the slots allow it.
 const CALLERS: u64 = 16;
 
 /// Requests of each caller in a round.
 const STARTS: u64 = 40;
 
-/// A round in which the machine accounts for more than this part of the answers says nothing.
+/// A round is ignored in which the machine accounts for more than this part of the answers.
 const EXCUSED_PART: u64 = 20;
 
-/// A start that came while the end before it was being told to Redis once waited for two round trips.
+/// A start that arrived while the pod was reporting the end before it to Redis once waited for two
+/// round trips.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pod_starts_a_request_by_itself_while_slots_are_far_away() {
     let _alone = MACHINE.write().await;
@@ -231,8 +243,8 @@ async fn requests_in_progress(pods: &Pods, round: usize) -> u64 {
 /// Number of new keys, large enough that each of three masters almost certainly owns some.
 const FIRST: usize = 60;
 
-/// Of [`FIRST`] answers, those without Redis or later than the caller waits, and how many of them
-/// the machine accounts for.
+/// The number of the [`FIRST`] answers that came without Redis, or later than the caller waits, and
+/// how many of them the machine accounts for.
 #[derive(Debug)]
 struct Late {
     answers: u64,
@@ -260,7 +272,7 @@ async fn round(envoy: &Envoy, pods: &Pods, number: usize) -> Round {
         keys.swap(last, at);
     }
     let due = |request| Duration::from_secs_f64(f64::from(request) / RATE);
-    // What `drive` treats as a pod is a key here: Envoy chooses the pod.
+    // A "pod" of `drive` is a key here: Envoy chooses the pod.
     let arrivals = (0..).zip(keys).map(|(request, key)| Arrival { at: due(request), pod: key });
     let (local, errors) = (pods.local(), envoy.verdicts().await.error);
     let ingress = envoy.ingress;

@@ -15,15 +15,21 @@ use crate::support::windows::{early_in_a_window, into_window};
 use crate::{DAY, HOUR, MACHINE};
 
 const PODS: usize = 4;
+
+/// Requests that are measured.
 const DECISIONS: usize = 500;
-/// Twice as many: the last tokens of a limit are leased one by one, which is another cost.
+
+/// Twice [`DECISIONS`]: the last tokens of a limit are leased one by one, which is another cost.
 const LIMIT: usize = 2 * DECISIONS;
 /// Requests a second, over all pods.
 const RATE: f64 = 12.0;
 /// Windows of which at nearly all times one is not near its end.
 const UNITS: [(&str, Duration); 3] = [("hour", HOUR), ("day", DAY), ("week", WEEK)];
+
+/// The longest window.
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How long the test takes, with what it starts.
+
+/// Duration of the test, with the start of its processes.
 const TAKES: Duration = Duration::from_secs(70);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -38,7 +44,7 @@ async fn two_decisions_on_a_lukewarm_key_cost_at_most_one_call() {
         .unwrap_or(UNITS[0]);
     early_in_a_window(window, TAKES).await;
     let limit = format!("unit: {unit}, requests_per_unit: {LIMIT}");
-    // A cluster of its own, so that every call there belongs to this test.
+    // The cluster belongs to this test, so that every call there is one of its calls.
     let cluster = Cluster::start(3, 1);
     let pods = Pods::start("lukewarm", PODS, &cluster.places(), &[("key", &limit)], &[]).await;
     drop(starting);

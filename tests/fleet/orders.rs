@@ -1,4 +1,5 @@
-//! Orders for one key, followed by every pod: how long they take, and what passes after them.
+//! Orders for one key, followed by every pod: how long they take, and how many requests pass after
+//! them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -20,13 +21,17 @@ use crate::support::now;
 use crate::support::redis::Cluster;
 
 const LIMIT: u64 = 6;
+
+/// The rule of the keys, with a limit of [`LIMIT`].
 const LIMITS: [(&str, &str); 1] = [("user", "unit: day, requests_per_unit: 6")];
 
 /// No failure mode answers, however late a busy machine is: it would admit beyond the limit.
 pub const PATIENT: [(&str, &str); 2] = [("LEASE_MAX_WAIT", "4s"), ("LEASE_WAIT_LIMIT", "4s")];
 
-/// What an order may take to reach a pod, and what a busy machine may take.
+/// An order may take this long to reach a pod.
 const FOLLOWED_IN: Duration = Duration::from_millis(250);
+
+/// A busy machine may take this long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Pods, and how often each order is given. More of both: `RATELEASE_ORDER_PODS`,

@@ -1,4 +1,4 @@
-//! A refund credits the amount that it names, up to what was charged, once.
+//! A refund credits the amount that it names, once, and at most the amount that was charged.
 
 use std::time::Duration;
 
@@ -11,6 +11,8 @@ use crate::support::windows::early_in_a_window;
 use crate::{DAY, MACHINE};
 
 const LIMIT: u64 = 200;
+
+/// Rules: `known` is refunded, `new` has keys without a lease, and `shut` denies.
 const LIMITS: [(&str, &str); 3] = [
     ("known", "unit: day, requests_per_unit: 200"),
     ("new", "unit: day, requests_per_unit: 1000"),
@@ -143,7 +145,9 @@ async fn refunds_are_exact() {
 /// within the limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refund_by_another_pod_of_more_than_was_charged_keeps_the_limit() {
+    /// Hits that the first pod charges.
     const CHARGED: u64 = 60;
+    /// Hits that the second pod refunds: more than were charged.
     const REFUNDED: u64 = 150;
     let _shared = MACHINE.read().await;
     early_in_a_window(DAY, Duration::from_secs(120)).await;

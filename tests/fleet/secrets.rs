@@ -14,6 +14,8 @@ use crate::support::windows::early_in_a_window;
 use crate::{DAY, MACHINE};
 
 const PODS: usize = 4;
+
+/// Requests of each limit in its window.
 const LIMIT: u64 = 4_000;
 
 /// One limit of each kind of value in Redis. Their windows do not end while the test runs.
@@ -30,9 +32,16 @@ const LIMITS: [(&str, &str); 4] = [
 /// No failure mode answers, however late a busy machine is.
 const WAIT: (&str, &str) = ("LEASE_WAIT_LIMIT", "4s");
 
+/// Settings before the secret is replaced.
 const OLD: &[(&str, &str)] = &[WAIT, ("KEY_SECRET", "old")];
+
+/// Settings with the new secret, while the old one still names counts.
 const BOTH: &[(&str, &str)] = &[WAIT, ("KEY_SECRET", "new"), ("KEY_SECRET_PREVIOUS", "old")];
+
+/// Settings once the old secret is forgotten.
 const NEW: &[(&str, &str)] = &[WAIT, ("KEY_SECRET", "new")];
+
+/// Settings that return to the old secret, while the new one still names counts.
 const BACK: &[(&str, &str)] = &[WAIT, ("KEY_SECRET", "old"), ("KEY_SECRET_PREVIOUS", "new")];
 
 /// Interval between two hits of one limit by one pod.
@@ -41,7 +50,7 @@ const HIT_EVERY: Duration = Duration::from_millis(20);
 /// Rounds of hits between two pods that are replaced.
 const ROUNDS: u64 = 20;
 
-/// What each limit has admitted, and how often all have been asked.
+/// The requests that each limit has admitted, and how often all limits have been asked.
 #[derive(Default)]
 struct Load {
     admitted: [AtomicU64; LIMITS.len()],

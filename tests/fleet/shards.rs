@@ -16,9 +16,14 @@ use crate::support::windows::early_in_a_window;
 use crate::{HOUR, MACHINE};
 
 const LIMIT: u64 = 1_000;
+
+/// Pods that share the limit.
 const PODS: usize = 4;
-/// Requests a second, and the total.
+
+/// Requests a second.
 const RATE: f64 = 120.0;
+
+/// Requests of a round.
 const OFFERED: usize = 2_400;
 
 /// Maximum time until enough requests have been admitted to change `shards`, on a busy machine.
@@ -28,8 +33,9 @@ fn rule(shards: u32) -> String {
     format!("unit: hour, requests_per_unit: {LIMIT}, shards: {shards}")
 }
 
-/// Number of requests that the pods admit of those offered while `shards` changes, and that number
-/// plus what they admit afterwards. Fails the test if a request has no verdict.
+/// Returns the number of requests that the pods admit of those offered while `shards` changes, and
+/// that number plus the requests that they admit afterwards. Fails the test if a request has no
+/// verdict.
 async fn offer(pods: &Pods, round: usize) -> [u64; 2] {
     // The file contains the number of the round, so that the pods have a change to load.
     let numbered = format!("unit: day, requests_per_unit: {}", round + 1);

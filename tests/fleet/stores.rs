@@ -12,9 +12,12 @@ use crate::support::redis::{Cluster, Single};
 use crate::support::windows::early_in_a_window;
 use crate::{DAY, MACHINE};
 
-/// Requests that a used-up key of the isolation test gets, and those that it admits.
+/// Requests that a used-up key of the isolation test gets.
 const ASKED: u64 = 60;
+
+/// The limit of such a key: exactly this many of its requests pass.
 const EXACT: u64 = 40;
+
 /// Keys of each store that is left alone.
 const KEYS: usize = 5;
 /// Connections' worth of flood: this many requests are under way at any time.

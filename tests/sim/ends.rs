@@ -1,21 +1,22 @@
-//! A model of what starts take and ends give back: one key of slots and one key of held tokens, with
-//! Envoys, pods and requests, in virtual time. What happens, and in which order, follows from a seed.
+//! A model of what starts take and ends give back: one key of slots and one key of held tokens,
+//! with Envoys, pods and requests, in virtual time. What happens, and in which order, follows from
+//! a seed.
 //!
 //! After each step, with the spans of [`check`]:
 //!
-//! 1. A pod's table holds what its starts surely hold, and no more than what they may.
-//! 2. The store counts at least the slots of the requests that run and have a slot by a lease, for
-//!    each pod that could tell it.
-//! 3. The store counts no more slots of a pod than that has in use or idle for longer than a pod needs
-//!    to say so.
+//! 1. A pod's table holds the hits that its starts surely hold, and no more than they may hold.
+//! 2. The store counts at least the slots of the running requests that have a slot by a lease, for
+//!    each pod that could state it.
+//! 3. The store counts no more slots of a pod than the pod has in use. A slot that became idle may
+//!    stay counted for as long as a pod needs to say so.
 //! 4. The store counts at least the tokens that are surely used or held.
 //!
-//! Once nothing runs any more, tables are empty and take no memory, all slots are free, and the count
-//! of tokens is the sum of the costs of all ends and of what unsettled holds keep.
+//! Once nothing runs any more, tables are empty and take no memory, and all slots are free. The
+//! count of tokens is the sum of the costs of all ends and of the hits that unsettled holds keep.
 //!
 //! A run that breaks one of these reports its seed and its script, shrunk to the items that matter.
-//! `scripts/simulate --ends` runs fresh seeds, and `scripts/simulate --ends --seed <seed>` tells the
-//! story of one.
+//! `scripts/simulate --ends` runs fresh seeds, and `scripts/simulate --ends --seed <seed>` tells
+//! the story of one.
 
 mod check;
 mod gate;
@@ -57,10 +58,10 @@ const LAST_MS: u64 = 9_000;
 /// Notes of ends and denials are kept for this long.
 const NOTES_MS: u64 = 12_000;
 
-/// The store forgets slots of which nobody has asked for this long.
+/// The store forgets the slots of a key for which no pod has asked for this long.
 const FORGOTTEN_MS: u64 = 61_000;
 
-/// What a run has shown.
+/// Counters of the events that a run has shown.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Shown {
     steps: u64,

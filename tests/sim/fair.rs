@@ -12,8 +12,8 @@ use crate::run::Outcome;
 /// look at the start, and returns at the end of windows.
 const ASKS_EXTRA: u64 = 4;
 
-/// Minimum that the fleet admits, as a percentage of what one exact server admits of the same
-/// requests.
+/// Minimum number of requests that the fleet admits, as a percentage of those that one exact server
+/// admits.
 const ADMITTED_PERCENT_MIN: u64 = 95;
 
 /// Maximum tokens of one fixed window that may remain unused.

@@ -1,4 +1,5 @@
-//! Fleets of 100 and 1000 pods on short windows: what they admit, and how often they ask the store.
+//! Fleets of 100 and 1000 pods on short windows: the hits that they admit, and their asks to the
+//! store.
 //!
 //! With `RATELEASE_SIM_FLEET` in the environment, which `scripts/simulate --fleet` sets, a separate
 //! test prints the asks of one saturated key in one window, by limit and number of pods.
@@ -43,8 +44,9 @@ fn check_saturated(name: &str, plan: Plan) {
     check_use(name, &outcome, limit);
 }
 
-/// At least 0.99 of the limit is used in each window but the first, which is that of the cold
-/// start, and at most 1.5 % of the requests are denied before the limit is reached.
+/// Checks that at least 0.99 of the limit is used in each window, and that at most 1.5 % of the
+/// requests are denied before the limit is reached. The first window, with its cold start, does not
+/// count.
 fn check_use(name: &str, outcome: &Outcome, limit: u64) {
     let (used, denied_percent) = (least_used(outcome), denied_too_soon_percent(outcome));
     assert!(used * 100 >= limit * 99, "{name}: {used} of {limit} used in a window");
@@ -94,8 +96,8 @@ fn a_key_that_is_used_up_is_probed_at_a_constant_rate_of_the_fleet() {
     assert!(probes <= PROBES_MAX, "{probes} asks a second for a key that is used up");
 }
 
-/// Every pod needs every key anew when a window of 20 s begins; each master serves `asks_per_ms`
-/// asks a millisecond.
+/// Checks the start of a window of 20 s, when every pod needs a lease of every key. Each master
+/// serves `asks_per_ms` asks a millisecond.
 fn window_edge(
     pods: u32,
     keys: u64,

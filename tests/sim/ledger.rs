@@ -1,4 +1,4 @@
-//! The requests of callers and their answers, checked against what callers were promised.
+//! The requests of callers and their answers, checked against the promises to callers.
 
 mod call;
 mod costs;
@@ -57,15 +57,19 @@ const ROUND_TRIPS: u32 = 10;
 /// Maximum interval between two probes of a breaker, and some time for the probe.
 const BREAKER_WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// Minimum share of a limit that is used in each window where demand exceeds it, apart from the
-/// tokens that each pod may hold when the window ends: the last lease was sized by what the pod
-/// knew of the rest.
+/// Minimum share of a limit that is used in each window where demand exceeds it, apart from
+/// [`UNUSED_MAX`].
 const USE_PERCENT_MIN: u64 = 98;
+
+/// Tokens that each pod may still hold when such a window ends: the pod sized its last lease by its
+/// own, older view of the tokens that were left.
 const UNUSED_MAX: u64 = 1;
 
 /// A pod reports a cost to the store, and hears the answer, within this many round trips (of the
-/// ask that is out, and of the next one), and this time.
+/// ask that is out, and of the next one) and [`REPORT_WAIT`].
 const REPORT_TRIPS: u32 = 3;
+
+/// The part of that time that does not depend on the round trip.
 const REPORT_WAIT: Duration = Duration::from_millis(5);
 
 /// A pod counts a lease's time from before its ask, and may consider a live lease ended.
@@ -155,7 +159,8 @@ impl Ledger {
         self.world.state().note_due(call.pod, key, due);
     }
 
-    /// Enters a settlement that no rule limits any more. It ends what its request holds.
+    /// Enters a settlement that no rule limits any more. The settlement ends the slots and
+    /// the hold of its request.
     fn settle_without_rule(&self, charge: &Charge, pod: u64, now: Time) {
         if !charge.is_marked || charge.id.is_empty() {
             return;
@@ -205,8 +210,8 @@ impl Ledger {
         books.leaving.insert(pod);
     }
 
-    /// Checks what a pod counts of the requests that hold something: how many, their hits, and
-    /// those that it had no room for.
+    /// Checks the pod's counters of requests that hold something: their number, their hits, and the
+    /// number of those that the pod had no room for.
     pub fn check_held(&self, pod: u64, counts: [u64; 3]) {
         if self.world.plan.mood == Mood::Slots {
             return; // the slots in use are counted
@@ -221,8 +226,8 @@ impl Ledger {
         self.books.lock().costs.settled()
     }
 
-    /// Records that the caller of a request gave up: nothing is spent, unless a refund was on its
-    /// way. With that the request stands, and holds what it took.
+    /// Records that the caller of a request gave up. Nothing is spent, unless a refund was on its
+    /// way: then the request stands, and holds the hits that it took.
     pub fn cancel(&self, call: &Call) {
         self.note_unheard(call);
         if !call.charges.iter().any(|charge| charge.refund) {
@@ -237,8 +242,8 @@ impl Ledger {
         }
     }
 
-    /// Records that the caller of a request does not hear what became of its refunds: they may have
-    /// been on their way.
+    /// Records that the caller of a request does not hear whether its refunds took effect: they may
+    /// have been on their way.
     fn note_unheard(&self, call: &Call) {
         for (at, key, _) in call.counts().filter(|(at, ..)| call.charges[*at].refund) {
             self.books.lock().tally.flow(key).unheard += call.charges[at].hits;
@@ -405,8 +410,8 @@ impl Ledger {
         let part = window.part(&self.world, now);
         let excess = self.books.lock().locals.admit(window, part, hits);
         let mut state = self.world.state();
-        // Without refunds, a pod that admits 200, is refunded 128 and admits them again would seem to
-        // have spent what nobody leased.
+        // Without refunds, a pod that admits 200, is refunded 128 and admits them again would seem
+        // to have spent tokens that were never leased.
         let paid = state.purse(call.pod, key).spend_alone(excess, call.begun_at, now);
         paid.map_err(|what| format!("admitted {excess} beyond its part of {part}, and {what}"))
     }
@@ -460,9 +465,9 @@ impl Ledger {
                     | StoreError::Unavailable
             );
         let patience = plan.patience(plan.demand.caller);
-        // A refund that no lease here can take is sent once the charges have passed, and waits in its
-        // turn: of 400 requests at once to keys of several limits, one had a round trip or two left
-        // of ten.
+        // A refund that no lease here can take is sent once the charges have passed, and waits in
+        // its turn: of 400 requests at once to keys of several limits, one had a round trip or two
+        // left of ten.
         let waits_of = |is_refund| call.charges.iter().any(|charge| charge.refund == is_refund);
         let waits = u32::from(waits_of(false)) + u32::from(waits_of(true));
         let hurried = patience < waits * ROUND_TRIPS * plan.weather.round_trip_max();
@@ -546,7 +551,7 @@ impl Ledger {
         }
     }
 
-    /// Checks that the store has counted what was used, to the token.
+    /// Checks that the store has counted the hits that were used, to the token.
     fn check_sums(&self, key: Key, limit: Limit, flow: &world::Flow) {
         let plan = &self.world.plan;
         let left = plan.changes.is_empty().then(|| self.world.left(key, limit)).flatten();
@@ -567,7 +572,7 @@ impl Ledger {
         }
     }
 
-    /// Where nothing fails, checks what requests hold together.
+    /// Checks, where nothing fails, that the hits of all holds together are within the limit.
     fn check_held_within(&self, key: Key, now: Time) {
         let plan = &self.world.plan;
         if plan.mood != Mood::Costs {
@@ -591,7 +596,8 @@ impl Ledger {
         self.books.lock().tally.counts
     }
 
-    /// What one exact server would have admitted and what the fleet did, by key.
+    /// The hits that one exact server would have admitted and the hits that the fleet admitted, by
+    /// key.
     pub fn fairness(&self) -> Vec<(u64, u64)> {
         self.books.lock().oracle.sums()
     }

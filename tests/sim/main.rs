@@ -19,11 +19,11 @@
 //! 7. Costs that are known afterwards: a settlement passes, at once; nothing is held longer than
 //!    `for` and a second; a pod reports no cost again whose reply arrived. Where no reply is lost,
 //!    the store counts the sum of costs, to the token (`Mood::Audit`). Where nothing fails but pods
-//!    (`Mood::Costs`), what requests hold or use of their estimates is within the limit, and so is
-//!    what was charged until each pod last let a look pass (`ledger::costs`).
+//!    (`Mood::Costs`), the hits that requests hold or use of their estimates are within the limit.
+//!    So are the costs that were charged until each pod last let a look pass (`ledger::costs`).
 //! 8. Where nothing fails but pods, no more slots than the limit are in use (`Mood::Slots`,
-//!    `ledger::slots`), those of a pod that is gone are back five seconds later, and all are free
-//!    once every request has ended.
+//!    `ledger::slots`). The slots of a pod that is gone are free five seconds later. All slots are
+//!    free once every request has ended.
 //!
 //! A run that breaks a promise reports its seed, and `scripts/simulate --seed <seed>` repeats that
 //! run alone and prints its story, step by step. `scripts/simulate --for 10m` runs fresh seeds.

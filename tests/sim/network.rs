@@ -138,7 +138,7 @@ impl Network {
         receiver
     }
 
-    /// Delivers the store's reply, and records what the pod now holds.
+    /// Delivers the store's reply, and records the tokens that the pod now holds.
     fn deliver(
         &self,
         ask: &Ask,

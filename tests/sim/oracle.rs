@@ -1,5 +1,5 @@
-//! One exact server that receives every request at once: the fleet is compared with what it would
-//! have admitted. Its arithmetic is independent of `crates/engine/src/algorithm`.
+//! One exact server that receives every request at once: the fleet is compared with the hits that
+//! the server would have admitted. Its arithmetic is independent of `crates/engine/src/algorithm`.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -8,7 +8,7 @@ use ratelease_rules::key::Key;
 
 use crate::rule::case_of;
 
-/// The counts of the server, and what the server and the fleet admitted.
+/// The counts of the server, and the hits that the server and the fleet admitted.
 #[derive(Default)]
 pub struct Oracle {
     counts: HashMap<Key, Count>,
@@ -41,7 +41,7 @@ impl Oracle {
         self.sums.entry(key).or_default().1 += hits;
     }
 
-    /// What the server admitted and what the fleet did, by key.
+    /// The hits that the server and the fleet admitted, by key.
     pub fn sums(&self) -> Vec<(u64, u64)> {
         self.sums.values().copied().collect()
     }

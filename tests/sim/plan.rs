@@ -36,7 +36,7 @@ pub struct Plan {
     pub wait_max: Duration,
     /// [`ratelease_engine::limiter::Options::pods_expected`].
     pub pods_expected: u32,
-    /// Live pods that never ask for anything, in addition to those of the run.
+    /// Number of live pods that never ask for anything, in addition to the pods of the run.
     pub idle_pods: u32,
     /// [`ratelease_engine::limiter::Options::buffer_bytes_max`].
     pub pod_bytes_max: usize,
@@ -44,7 +44,8 @@ pub struct Plan {
     /// Number of masters of the store.
     pub shards: u64,
     pub rules: Vec<RulePlan>,
-    /// When rules change, and to what; each pod receives them within [`Plan::RELOAD_MS`].
+    /// The changes of rules: the time, and the new rules. Each pod receives them within
+    /// [`Plan::RELOAD_MS`].
     pub changes: Vec<(u64, Vec<RulePlan>)>,
     /// When pods start and end, in order.
     pub fleet: Vec<(u64, FleetEvent)>,
@@ -71,17 +72,17 @@ pub enum Mood {
     /// Asks may be slow or refused, but none is lost and no lease ends: each token is accounted
     /// for.
     Audit,
-    /// No ask is lost, pods come, leave and crash, and costs are known afterwards: at most the
-    /// limit is used, and what the bound on answers under way allows.
+    /// No ask is lost, pods come, leave and crash, and costs are known afterwards. The use is at
+    /// most the limit plus the bound on answers under way.
     Costs,
-    /// As [`Mood::Costs`], with slots that requests have while they run.
+    /// Pods behave as under [`Mood::Costs`], and requests have slots while they run.
     Slots,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub enum FleetEvent {
     Join,
-    /// The pod at this place (modulo their number) drains and gives back what it holds.
+    /// The pod at this place (modulo their number) drains and gives back the tokens that it holds.
     Leave(usize),
     /// The pod at this place disappears, and with it the tokens that it held.
     Crash(usize),
@@ -134,11 +135,14 @@ pub struct Ends {
     pub cost_max: u64,
     /// Percentage of requests that never end.
     pub never_percent: u64,
-    /// Of those that end, the percentages that end twice, at another pod, with a cost of 0, and
-    /// within 2 ms, though the start may not be answered yet.
+    /// Percentage of the requests with an end that end twice.
     pub twice_percent: u64,
+    /// Percentage of the requests with an end that end at another pod.
     pub elsewhere_percent: u64,
+    /// Percentage of the requests with an end that end with a cost of 0.
     pub nothing_percent: u64,
+    /// Percentage of the requests with an end that end within 2 ms, though the start may not be
+    /// answered yet.
     pub early_percent: u64,
 }
 

@@ -14,29 +14,31 @@ use ratelease_engine::time::Time;
 pub struct Purse {
     /// Sorted by end, the earliest first.
     lots: Vec<Lot>,
-    /// Tokens that a request gave back before the pod had a lease of the key: they are added to the
-    /// first lease, go to the store, or, while that is away, to what the pod has admitted alone.
+    /// Tokens that a request gave back before the pod had a lease of the key. They are added to the
+    /// first lease or go to the store. While the store is away they are credited to the hits that
+    /// the pod has admitted alone.
     refunds: u64,
     /// Tokens counted against leases that ended while the request ran.
     doubtful: u64,
-    /// Of an overflow key: what requests have refunded to other keys of the pod, which may have
-    /// come here.
+    /// Only of an overflow key: tokens that requests have refunded to other keys of the pod, and
+    /// that may have come to this key.
     pub spare: u64,
 }
 
 /// Tokens of one lease, or refunds that were added to it.
 #[derive(Debug, Clone, Copy)]
 pub struct Lot {
-    /// Their [`ratelease_engine::store::Grant::epoch`]; refunds have that of the lease that they
-    /// were added to.
+    /// The [`ratelease_engine::store::Grant::epoch`] of the lease. Refunds have the epoch of the
+    /// lease that they were added to.
     pub epoch: u64,
-    /// When they were refunded, if they were.
+    /// When the tokens were refunded; `None` if they were leased.
     pub refunded: Option<Time>,
     /// Number of tokens left.
     pub tokens: u64,
-    /// When they become valid: for those of a leaky bucket, and those of the next window.
+    /// When the tokens become valid: later than now only for a leaky bucket and for the next
+    /// window.
     pub from: Time,
-    /// Their end, by the store's step.
+    /// When the tokens end, by the store's step.
     pub until: Time,
 }
 
@@ -107,17 +109,17 @@ impl Purse {
         ))
     }
 
-    /// Spends `hits` that the pod admitted alone beyond its part: refunds that no lease took are
-    /// credited to what it has admitted so; a lease pays for the rest.
+    /// Spends `hits` that the pod admitted alone beyond its part. Refunds that no lease took are
+    /// credited to these hits; a lease pays for the rest.
     pub fn spend_alone(&mut self, hits: u64, since: Time, now: Time) -> Result<(), String> {
         let mut missing = hits;
         pay(&mut missing, &mut self.refunds);
         self.spend(missing, since, now)
     }
 
-    /// Gives back `hits` for a request at `now`. A pod adds them to the lease that ends last, if it
-    /// has a live one, once the request passes: to that of the next window, if that begins while the
-    /// request waits.
+    /// Gives back `hits` for a request at `now`. If the pod has a live lease, it adds them to the
+    /// lease that ends last, once the request passes. If the next window begins while the request
+    /// waits, that is the lease of the next window.
     pub fn refund(&mut self, hits: u64, now: Time) {
         match self.lots.iter().rev().find(|lot| lot.from <= now + WAIT_MAX) {
             Some(last) if last.until > now && hits > 0 => {
@@ -128,8 +130,8 @@ impl Purse {
         }
     }
 
-    /// Gives back `hits` that a request held and did not use: to their lease if that lasts, else to
-    /// the store. Which lease they came from is not known here.
+    /// Gives back `hits` that a request held and did not use. They go to their lease if it lasts,
+    /// or to the store. The purse does not know which lease they came from.
     pub fn release(&mut self, hits: u64, now: Time) {
         match self.lots.iter().rev().find(|lot| lot.from <= now).copied() {
             Some(last) => self.insert(Lot { tokens: hits, refunded: Some(now), ..last }),
@@ -174,9 +176,9 @@ impl Purse {
                     || back.epoch.is_some_and(|epoch| lot.epoch >= epoch)
                     || from.is_some_and(|at| lot.until >= at))
         };
-        // Those that the store leased with this epoch come first. A request may have refunded others to
-        // the present window: in place of leases of the next one, which an eviction gives back first,
-        // they would leave tokens that may not be spent yet.
+        // Leased tokens of this epoch come first. A request may have refunded other tokens to the
+        // present window. An eviction gives back leases of the next window first, so refunds in
+        // their place would leave tokens that may not be spent yet.
         let is_named = |lot: &Lot| Some(lot.epoch) == back.epoch && lot.refunded.is_none();
         for lot in self.lots.iter_mut().filter(|lot| is_named(lot)) {
             pay(&mut missing, &mut lot.tokens);
@@ -216,8 +218,9 @@ impl Purse {
 }
 
 impl Lot {
-    /// Its place in a purse. Of lots that end together, refunds come last: a pod gives them back
-    /// once their request passes, after it has charged the requests that wait for a lease.
+    /// The lot's place in a purse. If two lots end together, a refund comes after a lease: a pod
+    /// gives refunds back once their request passes, after it has charged the requests that wait
+    /// for a lease.
     fn place(&self) -> (Time, bool) {
         (self.until, self.refunded.is_some())
     }

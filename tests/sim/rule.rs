@@ -95,7 +95,7 @@ pub struct RulePlan {
     /// `shadow_mode` or `quota_mode`; empty for a rule that is enforced.
     pub mode: &'static str,
     pub costs: Costs,
-    /// Of a fixed window: what exceeds its limit counts against the next ones.
+    /// Only of a fixed window: whether hits beyond the limit count against the next windows.
     pub carry_debt: bool,
 }
 
@@ -220,7 +220,7 @@ impl RulePlan {
         self.charge_denied &= self.costs == Costs::Settled || rng.percent(20);
     }
 
-    /// The same rule with another amount.
+    /// Returns a copy of the rule with another limit.
     pub fn of_requests(&self, requests_per_unit: u64) -> Self {
         let least = u64::from(self.burst.is_some());
         let case = CASES.iter().find(|case| case.algorithm == self.algorithm).unwrap();

@@ -37,7 +37,8 @@ pub struct Outcome {
     pub failure_modes: u64,
     /// The algorithm of the first rule.
     pub algorithm: &'static str,
-    /// What one exact server would have admitted and what the fleet did, by key, if nothing failed.
+    /// The hits that one exact server would have admitted and the hits that the fleet admitted, by
+    /// key, if nothing failed.
     pub fairness: Vec<(u64, u64)>,
     /// Tokens of live leases that pods hold in the end.
     pub held: u64,

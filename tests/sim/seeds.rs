@@ -147,7 +147,7 @@ impl Settings {
     }
 }
 
-/// Failures grouped by what they have in common.
+/// Failures, grouped by kind.
 fn kinds(failures: &[(u64, Wrong)]) -> BTreeMap<String, Vec<&(u64, Wrong)>> {
     let mut kinds = BTreeMap::<_, Vec<_>>::new();
     for failure in failures {
@@ -166,7 +166,8 @@ struct Sums {
     under: (u64, u64),
     /// Tokens of windows whose demand exceeded the limit, and how many were used.
     over: (u64, u64),
-    /// What one exact server would have admitted of calm runs and what the fleet did, by algorithm.
+    /// The hits of calm runs that one exact server would have admitted and that the fleet admitted,
+    /// by algorithm.
     exact: BTreeMap<&'static str, (u64, u64)>,
     admitted: u64,
     denied: u64,
@@ -246,7 +247,7 @@ fn seeds_that_failed_once_pass() {
     }
 }
 
-/// Each deliberate fault is detected, and reported as what it is.
+/// Every deliberate fault is detected and reported under its own name.
 #[test]
 fn what_is_wrong_on_purpose_is_caught() {
     for (tamper, mood, said) in [

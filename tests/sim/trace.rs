@@ -4,8 +4,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use ratelease_engine::time::Time;
 
-/// A sum over the events of a run. Events of one instant may come in any order: those of different
-/// keys do, since the limiter's hash maps have random seeds.
+/// A sum over the events of a run. The order of events of one instant does not change it: the
+/// limiter's hash maps have random seeds, so events of different keys come in any order.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Trace {
     pub sum: u64,

@@ -54,7 +54,7 @@ pub struct Fate {
     pub struck: bool,
 }
 
-/// What the sender receives.
+/// The replies that the sender receives.
 #[derive(Debug, Clone, Copy)]
 pub enum Answer {
     /// The replies, `after_ms` after the store took the asks.

@@ -1,4 +1,4 @@
-//! The store of all pods, in virtual time, and the record of what it did.
+//! The store of all pods, in virtual time, and the record of its steps.
 
 mod flow;
 mod state;
@@ -108,7 +108,7 @@ impl World {
         entry
     }
 
-    /// What the store has left of a key.
+    /// The tokens that the store has left of a key.
     pub fn left(&self, key: Key, limit: Limit) -> Option<u64> {
         let now = self.now();
         let ask = Ask::look(key, limit);

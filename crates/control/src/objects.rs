@@ -1,5 +1,5 @@
-//! **Rules as objects of Kubernetes**: follows the `RateLimitRules` of a cluster, publishes what they
-//! say as the rules of their domains, and writes to each what became of it.
+//! **Rules as objects of Kubernetes**: follows the `RateLimitRules` of a cluster, publishes their
+//! rules as the rules of their domains, and writes the result to each object's status.
 //!
 //! ```text
 //! API server ─ list, watch ─▶ object ─▶ plan ─▶ draft and version ─▶ pods
@@ -7,15 +7,18 @@
 //!        └──────────── at most 50 a second ──────────┘
 //! ```
 //! The database stays the one place where domains come together: an object's rules are the draft
-//! and the published text of its domain, whose row names the object, and which the API does not
-//! change meanwhile. So what is in force outlives this process and the API server, and versions,
-//! pods and rollouts know no objects. One replica follows them: the one that has the lock.
+//! and the published text of its domain. The row of the domain names the object, and the API does
+//! not change it meanwhile. So the published rules outlive this process and the API server, and
+//! versions, pods and rollouts know no objects. One replica follows the objects: the replica that
+//! has the lock.
 //!
-//! `api_server` speaks with it. `queue` has what waits to be read, `object` reads an object, `plan`
-//! says what is to be done, `status` what is to be said; they are pure.
+//! `api_server` speaks with the API server. `queue` holds the changes that wait to be read,
+//! `object` reads an object, `plan` decides what to publish, `status` makes the text of a status.
+//! All but `api_server` are pure.
 //!
-//! Namespaces are of tenants who need not be friends. So objects are read, published and told about
-//! of one namespace after the other, and what a namespace costs is bounded: time, and what is kept.
+//! Namespaces belong to tenants who need not trust each other. So the objects of the namespaces are
+//! read, published and reported in turns, and each namespace has a limit of the time that it takes
+//! and of the bytes that stay in the database.
 
 mod api_server;
 #[cfg(test)]
@@ -63,20 +66,31 @@ use crate::settings::Scope;
 use crate::store::{Author, DraftDomain, PublishedText, Replacement, StoreError, Write};
 use crate::work::{self, heavy};
 
-/// Maximum number of objects, of which half may be published, and of the bytes of their rules; and
-/// those of one namespace, so that it leaves room to others. Further ones are not followed.
+/// Maximum number of objects that are followed: twice the domains that may be published. Further
+/// objects are not followed.
 const OBJECTS_MAX: usize = 20_000;
+
+/// Maximum number of objects of one namespace, so that it leaves room to others.
 const OBJECTS_OF_NAMESPACE_MAX: usize = OBJECTS_MAX / 4;
+
+/// Maximum bytes of all objects that are followed: of their rules, faults and statuses.
 const BYTES_MAX: usize = 64 << 20;
+
+/// Maximum bytes of the objects of one namespace, so that it leaves room to others.
 const BYTES_OF_NAMESPACE_MAX: usize = BYTES_MAX / 4;
 
 /// Pause until the objects are followed again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Maximum time of the check of the lock, of a tick, and of a publication in all its parts. Another
-/// replica follows the objects where one takes longer.
+/// Maximum time of the check of the lock. When it takes longer, another replica follows the
+/// objects.
 const CHECK_MAX: Duration = Duration::from_secs(10);
+
+/// Maximum time of a tick. When it takes longer, another replica follows the objects.
 const TICK_MAX: Duration = Duration::from_secs(30);
+
+/// Maximum time of a publication in all its parts. When it takes longer, another replica follows
+/// the objects.
 const PUBLISH_MAX: Duration = Duration::from_secs(300);
 
 /// How long objects are read until the tick, the lock and a publication have their turns.
@@ -88,31 +102,49 @@ const RECEIVED_MAX: usize = 500;
 /// Interval at which statuses are compared, and a plan that failed is tried again.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Statuses that wait to be written, and the ticks for which one is not repeated. Of those in which
-/// only numbers of pods differ, so many are written in a tick.
+/// Maximum number of statuses that wait to be written.
 const STATUSES_MAX: usize = 50;
+
+/// Ticks after a status was handed over in which it is not written again. A status that differs
+/// only in numbers of pods waits as long.
 const STATUS_TICKS: u64 = 30;
+
+/// Maximum number of statuses in a tick that differ only in their numbers of pods, so that other
+/// statuses are written first.
 const NUMBERS_MAX: usize = 10;
 
-/// Domains of one version, and its bytes, so that none takes long; versions that are refused until others are looked at again, and the
-/// ticks until those of a namespace that was refused are tried again, which double each time.
+/// Maximum number of domains of one version, so that no publication takes long.
 const BATCH_MAX: usize = 500;
+
+/// Maximum bytes of one version, so that no publication takes long.
 const BATCH_BYTES_MAX: usize = 4 << 20;
+
+/// Refusals after which a publication stops: the remaining changes are published later.
 const REFUSALS_MAX: usize = 8;
+
+/// Ticks until the changes of a refused namespace are tried again. The wait doubles with each
+/// further refusal, up to [`RETRY_TICKS_MAX`].
 const RETRY_TICKS: u64 = 30;
+
+/// Longest wait of a namespace that is refused again and again, in ticks.
 const RETRY_TICKS_MAX: u64 = 600;
 
-/// Ticks from a list of all objects until the next one that only room asks for: a list of many takes
-/// a while, in which no change is seen, and one tenant can free and take room again and again.
+/// Ticks from a list of all objects until the next list that is needed only because there is room
+/// again. A list of many objects takes a while, in which no change is seen, and one tenant can free
+/// and take room again and again.
 const LIST_TICKS: u64 = 600;
 
-/// What the objects of a namespace may publish at once, and in a tick after that, in bytes: all of it
-/// is kept for good, as every version is. A change costs a little more than its text.
+/// Bytes that the objects of a namespace may publish at once. The limit is needed because every
+/// version is kept for good.
 const KEPT_MAX: usize = 64 << 20;
+
+/// Bytes that a namespace may publish in each tick once it has used [`KEPT_MAX`].
 const KEPT_OF_TICK: usize = 4 << 10;
+
+/// Bytes that each change costs besides the name of its domain and the text of its rules.
 const KEPT_OF_CHANGE: usize = 1 << 10;
 
-/// Whose turn to write the objects have, among those of tokens, whose ids are not empty.
+/// The id by which the objects take turns to write with the tokens. The id of a token is not empty.
 const OBJECTS: &str = "";
 
 /// Follows the objects of a cluster, and publishes what they say. It does not return.
@@ -193,7 +225,8 @@ async fn lead(client: &Client, app: &Arc<App>, scope: &Scope) -> Result<(), Stor
             event = events.recv(), if !follower.is_behind() => {
                 let Some(event) = event else { return Ok(()) };
                 follower.note_event(event);
-                // What comes together is published together, and only the newest of it counts.
+                // All events that wait are published together. Of several events of one object only
+                // the newest counts.
                 for _ in 1..RECEIVED_MAX {
                     let Ok(event) = events.try_recv() else { break };
                     follower.note_event(event);
@@ -228,11 +261,11 @@ struct Objects {
     /// Namespaces of which some were not read, or had no room: one that is not known may still be
     /// there.
     incomplete: BTreeSet<String>,
-    /// Those whose rules had no room, and the bytes of these.
+    /// Objects whose rules had no room, and the bytes that each object needs.
     too_large: BTreeMap<Key, usize>,
 }
 
-/// A number of objects, and the bytes of their rules.
+/// A number of objects, and the bytes of their rules, faults and statuses.
 #[derive(Debug, Clone, Copy, Default)]
 struct Size {
     objects: usize,
@@ -313,21 +346,24 @@ impl Objects {
     }
 }
 
-/// What is known of the cluster, and what was done about it.
+/// State of the process that follows the objects: the cluster as it is known, and the actions
+/// taken.
 struct Follower {
     app: Arc<App>,
     any_domain: BTreeSet<String>,
     objects: Objects,
-    /// Those of a list that is under way.
+    /// Objects of the list that is under way; `None` if no list is.
     listed: Option<Objects>,
-    /// What is to be read.
+    /// Changes of objects that wait to be read.
     queue: Queue,
-    /// When it began to follow them; times are counted from then.
+    /// When the process began to follow the objects; times are counted from then.
     begun: Instant,
     /// Whether all objects were listed once.
     is_complete: bool,
-    /// Whether one went or shrank since, and at which tick all may be listed again because of that.
+    /// Whether an object was deleted or shrank, perhaps unseen, since all objects were last listed
+    /// because there was room.
     has_shrunk: bool,
+    /// The tick from which on all objects may be listed again because there is room.
     list_after: u64,
     /// Has the watch list all objects again.
     list_again: Arc<Notify>,
@@ -341,7 +377,7 @@ struct Follower {
     /// The rollouts of domains whose drafts are not published.
     tries: Tries,
     verdicts: BTreeMap<Key, Verdict>,
-    /// What all statuses say already; `None` if some do not.
+    /// The version and the pods for which all statuses are up to date; `None` if a status is not.
     told: Option<(i64, Pods)>,
     /// Domains whose publication was refused, why, and at which tick they are tried again.
     refusals: BTreeMap<String, (String, u64)>,
@@ -349,11 +385,11 @@ struct Follower {
     waits: Waits,
     /// Bytes that namespaces have published, of those that they may at the moment.
     kept: BTreeMap<String, usize>,
-    /// What the statuses that objects have follow from.
+    /// The basis from which each object's status was made.
     said: HashMap<Key, Basis>,
     /// Statuses that were handed to the writer, and at which tick.
     sent: BTreeMap<Key, (Status, u64)>,
-    /// What was told of objects last as an Event.
+    /// The last Event of each object.
     told_of: BTreeMap<Key, Notice>,
     /// The object whose status was handed over last: the next ones come first.
     last_sent: Option<Key>,
@@ -366,7 +402,7 @@ struct Domains {
     by_name: BTreeMap<String, DraftDomain>,
 }
 
-/// What a publication has written: domains, and the numbers of its first and last change.
+/// The result of a publication: its domains, and the numbers of its first and last change.
 struct Written {
     first: i64,
     last: i64,
@@ -376,8 +412,9 @@ struct Written {
 // === impl Domains ===
 
 impl Domains {
-    /// Takes over what was written. If others have written since the domains were read, all are read
-    /// again before the next plan; until then these count in the share of their namespace.
+    /// Takes over the result of a publication. If others have written since the domains were read,
+    /// all domains are read again before the next plan; until then these count in the share of
+    /// their namespace.
     fn note(&mut self, written: Written) {
         if written.first == self.change + 1 {
             self.change = written.last;
@@ -410,8 +447,8 @@ struct Waits(BTreeMap<String, (u64, u64)>);
 // === impl Waits ===
 
 impl Waits {
-    /// Notes that a namespace is refused at this tick. Returns that at which it is tried again. What
-    /// is refused while it waits is tried with the rest.
+    /// Notes that a namespace is refused at this tick. Returns the tick at which it is tried again.
+    /// A further refusal while it waits is tried again at the same tick.
     fn refuse(&mut self, namespace: &str, tick: u64) -> u64 {
         let first = (RETRY_TICKS, tick + RETRY_TICKS);
         let (wait, until) = self.0.entry(namespace.to_owned()).or_insert(first);
@@ -529,7 +566,7 @@ impl Follower {
                 queue::Change::Removed => self.remove(&key),
                 queue::Change::Object(object) => self.take_object(*object).await,
             }
-            // What waited for the last one that its namespace lacked.
+            // The last missing object of a namespace releases the changes that waited for it.
             self.is_due |= completes;
             let done = self.begun.elapsed();
             self.queue.charge(&key.namespace, done.saturating_sub(now), done);
@@ -541,7 +578,7 @@ impl Follower {
         self.sent.retain(|key, _| self.objects.by_key.contains_key(key));
         self.told_of.retain(|key, _| self.objects.by_key.contains_key(key));
         self.said.clear();
-        // What is gone meanwhile has made room.
+        // Objects that were deleted meanwhile have made room.
         self.refusals.clear();
         self.is_complete = true;
         self.has_shrunk = true; // some may have gone unseen
@@ -567,8 +604,8 @@ impl Follower {
         }
     }
 
-    /// Adds an object to those of the list that is under way, or to all. What was refused of a spec
-    /// that has changed is tried at once.
+    /// Adds an object to the list that is under way; without a list, to all objects. A refusal ends
+    /// when the spec of the object has changed, so that the new spec is tried at once.
     async fn take_object(&mut self, object: ApiObject) {
         let key = Key::of(&object);
         let Some((object, lacking)) = self.read(object).await else {
@@ -592,8 +629,8 @@ impl Follower {
         known.too_large.extend(lacking.map(|bytes| (key, bytes)));
     }
 
-    /// Whether the database has what an object says, or is about to. The end of any other makes no
-    /// room.
+    /// Whether the database has the rules of an object, or will have them soon. Only the end of
+    /// such an object makes room.
     fn is_published(&self, key: &Key) -> bool {
         let is_due = matches!(
             self.verdicts.get(key),
@@ -610,8 +647,8 @@ impl Follower {
         }
     }
 
-    /// Reads an object, and says how many bytes of room its rules lack; `None` if there is no room
-    /// for it at all. Most events are of a status alone.
+    /// Reads an object. If there is no room for its rules, also returns the bytes that it needs.
+    /// `None` if there is no room for the object at all. Most events are of a status alone.
     async fn read(&self, object: ApiObject) -> Option<(Object, Option<usize>)> {
         let key = Key::of(&object);
         let former = self.objects.by_key.get(&key);
@@ -646,7 +683,7 @@ impl Follower {
         Some((object, Some(bytes)))
     }
 
-    /// Notes whether what is due was done. If it was not, the next tick does it.
+    /// Notes whether the due work was done. If it was not, the next tick does it.
     fn note(&mut self, done: Result<(), StoreError>) {
         match done {
             Ok(()) => self.is_failing = false,
@@ -659,10 +696,10 @@ impl Follower {
         }
     }
 
-    /// Publishes what the objects say and the database does not have yet: a part of it, if it is
-    /// much.
+    /// Publishes the changes that the objects ask for and the database does not have yet. If there
+    /// are many, it publishes a part of them.
     async fn publish_due(&mut self) -> Result<(), StoreError> {
-        // Read first, so that what is written meanwhile is seen the next time.
+        // The number is read first, so that a write after it is noticed at the next call.
         let change = self.app.store.last_change().await?;
         if change != self.domains.change {
             let domains = self.app.store.domains().await?.into_iter();
@@ -675,22 +712,23 @@ impl Follower {
         self.publish_parts(&due).await
     }
 
-    /// What is to be published first of what the objects say and the database does not have.
+    /// The changes to publish first, of those that the objects ask for and the database does not
+    /// have.
     fn due(&mut self) -> Vec<Change> {
         let Plan { mut changes, verdicts } =
             plan(&self.objects.by_key, &self.domains.by_name, &self.any_domain, &self.tries);
         self.verdicts = verdicts;
         self.told = None;
         changes.retain(|it| it.by.is_some() || !self.objects.lacks_some_of(&it.namespace));
-        // One that was not read yet may be the older one of two for a domain.
+        // An object that was not read yet may be the older one of two for a domain.
         changes.retain(|it| !self.queue.lacks_some_of(&it.namespace));
         for change in &changes {
             self.refuse_too_many(change);
         }
         let (refused, mut due): (Vec<_>, Vec<_>) =
             changes.into_iter().partition(|it| self.refusals.contains_key(&it.domain));
-        // Namespaces of which nothing was refused come first, so that none holds up the others. They
-        // take turns, and of each comes first what makes room.
+        // Namespaces without a refused change come first, so that a refused one does not hold up
+        // the others. Namespaces take turns, and the changes of each that make room come first.
         let refused: BTreeSet<_> = refused.iter().map(|it| it.namespace.as_str()).collect();
         let published = Arc::clone(&self.app.published.borrow());
         due.sort_by_cached_key(|it| self.grows(it, &published));
@@ -711,7 +749,7 @@ impl Follower {
 
     /// Publishes changes as one version, or if some are refused as several.
     async fn publish_parts(&mut self, due: &[Change]) -> Result<(), StoreError> {
-        // Those that were refused lately, which are the last ones, hold up no others.
+        // Namespaces that were refused lately come last, so that they hold up no others.
         let (others, refused) =
             due.split_at(due.partition_point(|it| self.waits.of(&it.namespace) == 0));
         let is_rolled_out = |it: &Change| self.object_of(it).is_some_and(|it| it.rollout.is_some());
@@ -751,7 +789,7 @@ impl Follower {
                         break;
                     }
                 }
-                // One of them is refused: which?
+                // One of the changes is refused. Halves find out which.
                 many => {
                     let (first, second) = many.split_at(many.len() / 2);
                     batches.extend([second, first]);
@@ -772,7 +810,7 @@ impl Follower {
         }
     }
 
-    /// Notes what a publication has written, so that it need not be read.
+    /// Notes the result of a publication, so that the database need not be read.
     fn note_published(&mut self, batch: &[Change], written: Written) {
         for change in batch {
             *self.kept.entry(change.namespace.clone()).or_default() += self.cost(change);
@@ -780,7 +818,7 @@ impl Follower {
         self.domains.note(written);
     }
 
-    /// Whether a domain takes more room after a change than what is published of it.
+    /// Whether the rules of a domain take more room after a change than the published ones do.
     fn grows(&self, change: &Change, published: &PublishedSet) -> bool {
         let before = published.domains.get(&change.domain).map_or(0, |it| it.text().len());
         let rules = self.object_of(change).and_then(|object| object.rules.as_ref().ok());
@@ -807,7 +845,7 @@ impl Follower {
         self.refusals.entry(change.domain.clone()).or_insert((why, self.ticks + RETRY_TICKS));
     }
 
-    /// Bytes that a change adds to what is kept.
+    /// Bytes that a change adds to the history.
     fn cost(&self, change: &Change) -> usize {
         KEPT_OF_CHANGE + self.object_of(change).map_or(0, Object::bytes_of_rules)
     }
@@ -827,7 +865,8 @@ impl Follower {
         // The turn is given back when this ends.
         work::of_request(async {
             app.take_publisher_turn(&Caller::of_objects(None)).await?;
-            // They end with the write that is accepted: what is refused leaves them alone.
+            // Open rollouts of these domains end with the write that is accepted. A refused write
+            // leaves them alone.
             let ended = self.tries.open_of(batch.iter().map(|it| it.domain.as_str()));
             let terms = batch.first().and_then(|it| self.object_of(it)?.rollout.as_ref());
             if let ([change], [text], Some(terms), true) =
@@ -866,7 +905,7 @@ impl Follower {
         .await
     }
 
-    /// Does what the time asks for, and hands statuses that differ to the writer.
+    /// Does the work of each second, and hands changed statuses to the writer.
     async fn tick(&mut self, writer: &mpsc::Sender<Said>) -> Result<(), StoreError> {
         self.ticks += 1;
         if !self.is_complete {
@@ -893,7 +932,8 @@ impl Follower {
         Ok(())
     }
 
-    /// What is to be told of a status that was not told before.
+    /// The Event for a status, if it is news; `None` if the last Event of the object said it
+    /// already.
     fn notice(&self, key: &Key, status: &Status) -> Option<Notice> {
         let object = self.objects.by_key.get(key)?;
         let notice = Notice::of(status, &object.uid)?;
@@ -901,7 +941,8 @@ impl Follower {
         told.is_none_or(|told| !notice.repeats(told)).then_some(notice)
     }
 
-    /// Has all objects listed again if one that had no room would have some now: its spec is not kept.
+    /// Has all objects listed again if an object that had no room would have some now. The spec of
+    /// such an object is not kept, so that it has to be listed.
     fn list_again_if_there_is_room(&mut self) {
         let may_list = self.has_shrunk && self.listed.is_none() && self.ticks >= self.list_after;
         if may_list && self.objects.has_room_again() {
@@ -911,8 +952,8 @@ impl Follower {
         }
     }
 
-    /// Forgets refusals and what was kept, as time passes. Others may have changed what the
-    /// database has: then there is a new `version`.
+    /// Lowers the bytes that namespaces have published, and forgets refusals whose time has passed.
+    /// If `version` is new, others may have changed the database, so that a new plan is due.
     fn age(&mut self, version: i64) {
         let ticks = self.ticks;
         self.kept.values_mut().for_each(|kept| *kept = kept.saturating_sub(KEPT_OF_TICK));
@@ -929,8 +970,9 @@ impl Follower {
         self.planned = version;
     }
 
-    /// The statuses that are to be written, those first that mean something new. Of those, namespaces
-    /// take turns, beginning after the object whose status was handed over last.
+    /// The statuses to write. Statuses that mean something new come before statuses that only
+    /// change numbers. Within both, namespaces take turns, beginning after the object whose status
+    /// was handed over last.
     fn statuses(&mut self, set: &PublishedSet, pods: &Pods) -> Vec<(Key, Status)> {
         let (mut meaningful, mut numbers) = (Vec::new(), Vec::new());
         let mut accepted = 0;
@@ -1029,14 +1071,14 @@ async fn replace(
     Ok(Some(replaced))
 }
 
-/// Why a publication was refused, in one text.
+/// The reason why a publication was refused, in one text.
 fn why(problem: Problem) -> String {
     let first = problem.errors.into_iter().next();
     let first = first.map(|it| format!(": {}: {}", it.field, it.message)).unwrap_or_default();
     format!("{}{first}", problem.detail)
 }
 
-/// What history says of a version of these changes.
+/// The reason that history shows for a version of these changes.
 fn reason(batch: &[Change]) -> String {
     let first = batch.first().map(|it| match &it.by {
         Some(key) => format!("RateLimitRules {key}"),
@@ -1061,7 +1103,7 @@ mod tests {
         let mut waited = Vec::new();
         for _ in 0..7 {
             let until = waits.refuse("shop", tick);
-            // What is refused meanwhile waits no longer.
+            // A refusal during the wait does not make the wait longer.
             assert_eq!(waits.refuse("shop", until - 1), until);
             waited.push(until - tick);
             tick = until;

@@ -7,12 +7,12 @@
 //!                                                └▶ load_reports ─▶ database: hits, a roll back
 //!                                                   └▶ fleet ─▶ database: what pods deny
 //! ```
-//! `service` is the port, and `connections` what the streams of one connection share; `selection`
-//! says which domains a pod may have, and `deliveries` bounds the responses on their way.
+//! `service` is the port, and `connections` the state that the streams of one connection share.
+//! `selection` decides which domains a pod may have, and `deliveries` bounds the responses on their
+//! way.
 //!
-//! Pods report hits and hot keys (LRS); a rollout ends if too much is denied. A pod gets
-//! a set when what it would get differs from what it has, and the next one when it has answered
-//! that one.
+//! Pods report hits and hot keys (LRS); a rollout ends if too much is denied. A pod gets a set when
+//! the set would change its rules, and the next one when it has answered that one.
 
 use std::time::Duration;
 

@@ -79,9 +79,11 @@ pub const LIST_CONNECTIONS_MAX: u32 = 6;
 /// Connections beside them, for the check of tokens and for the follower of the versions.
 const RESERVED_MAX: u32 = 4;
 
-/// Maximum time of a statement of PostgreSQL: of a list, and of others. One whose request has gone
-/// holds its connection no longer. SQLite has no such time, so that lists are bounded in rows.
+/// Maximum time of a statement of PostgreSQL that reads a list. A statement whose request has gone
+/// holds its connection no longer. SQLite has no such limit, so that lists are bounded in rows.
 const LIST_STATEMENT_SECONDS: u32 = 5;
+
+/// Maximum time of any other statement of PostgreSQL.
 const STATEMENT_SECONDS: u32 = 30;
 
 /// Maximum time that a request waits for a connection.
@@ -98,7 +100,7 @@ fn as_time<S: Serializer>(at: &i64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&Timestamp::from_millisecond(*at).unwrap_or_default())
 }
 
-/// Which database it is.
+/// The kind of database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
     /// PostgreSQL, which several replicas may share.
@@ -116,14 +118,18 @@ pub enum Database {
     Sqlite(PathBuf),
 }
 
-/// The key of PostgreSQL's advisory lock that the process has that follows objects: "ratelob" in
-/// ASCII; and the pause before another one tries to get it.
+/// The key of PostgreSQL's advisory lock: "ratelob" in ASCII. The process that has the lock follows
+/// the objects.
 const LEADER_KEY: i64 = 0x0072_6174_656C_6F62;
+
+/// Pause before a process that waits for the lock tries again.
 const LEADER_PAUSE: Duration = Duration::from_secs(1);
 
-/// Maximum time of an attempt to get it. PostgreSQL gives it back if its session's client is silent
-/// for some 25 seconds.
+/// Maximum time of an attempt to get the lock.
 const LEADER_MAX: Duration = Duration::from_secs(10);
+
+/// Keepalives of the session that has the lock: PostgreSQL releases the lock if the client is
+/// silent for some 25 seconds.
 const LEADER_KEEPALIVES: &str = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; \
      SET tcp_keepalives_count = 3";
 
@@ -152,7 +158,7 @@ impl Backend {
         }
     }
 
-    /// Has texts ordered by their bytes, and not by the rules of a language: written after a column.
+    /// Has texts ordered by their bytes and not by the rules of a language. Stands after a column.
     const fn by_bytes(self) -> &'static str {
         match self {
             Self::Postgres => "COLLATE \"C\"",
@@ -256,7 +262,8 @@ impl Store {
         Ok(store)
     }
 
-    /// The same database, of which the domains that objects of Kubernetes define are theirs alone.
+    /// A handle of this database. If `follows_objects`, the domains that objects of Kubernetes
+    /// define may be changed by the objects alone.
     pub fn following_objects(self, follows_objects: bool) -> Self {
         Self { follows_objects, ..self }
     }
@@ -305,17 +312,17 @@ impl Store {
         Ok(())
     }
 
-    /// Which database it is.
+    /// The kind of this database.
     pub fn backend(&self) -> Backend {
         self.backend
     }
 
-    /// The same database, through the connections for requests that read a few rows.
+    /// A handle of this database with the connections for requests that read a few rows.
     pub fn lists(&self) -> Self {
         Self { pool: self.lists.clone(), ..self.clone() }
     }
 
-    /// The same database, through connections that requests cannot use up. For short reads.
+    /// A handle of this database with connections that requests cannot use up. For short reads.
     pub fn reserved(&self) -> Self {
         Self { pool: self.reserved.clone(), ..self.clone() }
     }
@@ -401,18 +408,19 @@ async fn prepare(
     Ok(())
 }
 
-// Why the database did not do what it was asked.
+// Errors of the database.
 
 /// The result of a call of the database.
 pub type StoreResult<T> = Result<T, StoreError>;
 
-/// Why the database did not do what it was asked.
+/// The reason why the database refused or could not do a call.
 #[derive(Debug, ThisError)]
 pub enum StoreError {
-    /// It cannot be reached, or is too slow. Nothing was written, unless it happened at the commit.
+    /// The database cannot be reached, or is too slow. Nothing was written, unless it happened at
+    /// the commit.
     #[error("the database is not available: {0}")]
     Unavailable(String),
-    /// It refuses to be used by this program.
+    /// The database refuses to be used by this program.
     #[error("the database cannot be used: {0}")]
     Refused(String),
     /// The file of the database cannot be opened.
@@ -449,9 +457,9 @@ pub enum StoreError {
     NotApproved {
         /// The domain.
         domain: String,
-        /// How many it needs.
+        /// Approvals that the draft needs.
         needed: i64,
-        /// How many it has.
+        /// Approvals that the draft has.
         given: i64,
     },
     /// The token has kept as much as it may.
@@ -491,10 +499,13 @@ impl From<Error> for StoreError {
     }
 }
 
-/// Whether an error of this code passes: SQLSTATE's classes of connections, resources, operators
-/// and aborted transactions, locks and time-outs; SQLite's BUSY, LOCKED, IOERR and FULL.
+/// Whether an error of this code passes, so that the call may succeed later.
 fn is_passing(code: &str) -> bool {
+    // SQLSTATE's classes of connections, resources, operators, the system and aborted transactions.
     const CLASSES: [&str; 5] = ["08", "53", "57", "58", "40"];
+
+    // SQLSTATE's codes of locks, time-outs and read-only transactions, then SQLite's BUSY, LOCKED,
+    // IOERR and FULL, and two kinds of BUSY.
     const CODES: [&str; 9] = ["55P03", "25P03", "25006", "5", "6", "10", "13", "261", "517"];
     CODES.contains(&code) || code.len() == 5 && CLASSES.iter().any(|class| code.starts_with(class))
 }
@@ -508,8 +519,8 @@ impl From<serde_json::Error> for StoreError {
 
 // The migrations, which are part of the binary.
 
-/// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
-/// was released is never edited: the database knows the hash of what it has run.
+/// The number of each migration, its name, and its SQL for PostgreSQL and SQLite. A released
+/// migration is never edited: the database knows the hash of each migration that it has run.
 const MIGRATIONS: [(i64, &str, [&str; 2]); 19] = [
     (1, "schema", shared(include_str!("../migrations/0001_schema.sql"))),
     (
@@ -584,7 +595,7 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 19] = [
     (20, "draws", shared(include_str!("../migrations/0020_draws.sql"))),
 ];
 
-/// The same SQL for both databases.
+/// Pairs the SQL with itself, for both databases.
 const fn shared(sql: &'static str) -> [&'static str; 2] {
     [sql, sql]
 }

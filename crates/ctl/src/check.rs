@@ -1,8 +1,8 @@
 //! `ratectl check --envoy`: compares the descriptors that an Envoy sends with the rules, and checks
 //! the settings that these rules need.
 //!
-//! `config` reads the configuration, with `action`, `access_log` and `cluster` for its parts; `ends`
-//! says how requests end. This file compares, and reports.
+//! `config` reads the configuration, with `action`, `access_log` and `cluster` for its parts;
+//! `ends` says how requests end. This file compares, and reports.
 
 mod access_log;
 mod action;
@@ -319,7 +319,8 @@ fn summary(compared: &Comparison<'_>) -> String {
     )
 }
 
-/// All descriptors with their rules, and what has none.
+/// The report as JSON: all descriptors with their rules, the rules that no descriptor finds, and
+/// the findings on settings.
 fn json(compared: &Comparison<'_>, places: &RuleLocations, is_strict: bool) -> Value {
     let entry = |entry: &EntryPattern| json!({"key": entry.key, "value": entry.value});
     let sent = compared.sent.iter().map(|sent| {

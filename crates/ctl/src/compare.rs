@@ -77,9 +77,11 @@ const EDGE_MAX: Duration = Duration::from_secs(60);
 /// Maximum number of requests for each rule.
 const GENERATED_MAX: i64 = 1_000_000;
 
-/// Default of `--within`, for requests that are sent one by one, and for those of a mirror, which
-/// the two servers receive in different orders.
+/// Default of `--within` for requests that are sent one by one.
 const WITHIN: u64 = 0;
+
+/// Default of `--within` for requests of a mirror, which the two servers receive in different
+/// orders.
 const WITHIN_MIRRORED: u64 = 16;
 
 pub const NOTES: &str = "\
@@ -211,7 +213,7 @@ fn edge(text: &str) -> Result<Duration, String> {
 
 // === Run ===
 //
-// Runs a comparison: connects to both servers, and sends what its source has.
+// Runs a comparison: connects to both servers, and sends the requests of its source.
 
 /// Maximum time for calls in flight at the end of a mirror.
 const DRAIN_MAX: Duration = Duration::from_secs(2);
@@ -220,7 +222,7 @@ const WAIT_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Number of requests between drawings of the progress.
 const REQUESTS_PER_DRAW: u64 = 256;
 
-/// What was compared.
+/// The result of the comparison.
 struct Compared {
     counts: Counts,
     interrupted: Option<Interrupt>,
@@ -443,7 +445,7 @@ impl Server {
     }
 }
 
-/// What of an answer is compared.
+/// The part of an answer that is compared.
 fn answer(answered: &Result<Response<Bytes>, Status>) -> Answer {
     match answered {
         Ok(response) => Ok(response.get_ref().clone()),
@@ -584,7 +586,8 @@ struct Call {
     path: PathAndQuery,
 }
 
-/// Makes a service that answers calls from the one server, and what mirrors them to the other.
+/// Makes a service that answers calls from the one server, and the part that mirrors the calls to
+/// the other.
 fn mirror(
     (target, against): (Server, Server),
     from: AnswerFrom,
@@ -640,7 +643,7 @@ impl UnaryService<Bytes> for Call {
             let (metadata, _, message) = request.into_parts();
             let answered = mirror.answering.call(path, metadata, message).await;
             if let Some(told) = told {
-                // Its receiver is gone only if the run has ended.
+                // The receiver is gone only if the run has ended.
                 let _ = told.send(answer(&answered));
             }
             answered

@@ -82,7 +82,7 @@ impl DescriptorArg {
     /// Parses one argument.
     ///
     /// # Errors
-    /// A short text that says what is wrong.
+    /// The text is no descriptor; the error is a short text with the reason.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut entries = Vec::new();
         let mut rest = Some(text);

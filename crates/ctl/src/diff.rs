@@ -76,7 +76,7 @@ struct Locations<'p> {
     stores: &'p StoreNames,
 }
 
-/// What happens to the counts of a rule that changed.
+/// The effect of a change on the counts of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CountChange {
     Kept,
@@ -171,7 +171,8 @@ impl<'r> Change<'r> {
     }
 }
 
-/// What stands for the values of each level in the names of the rule's counts.
+/// For each level of the rule, the text that stands for all its values in the name of a count;
+/// `None` if each value has a count of its own.
 fn shared(rule: &Rule) -> Vec<Option<&str>> {
     (0..rule.levels.len()).map(|level| rule.shared_at(level)).collect()
 }

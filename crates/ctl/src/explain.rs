@@ -66,7 +66,7 @@ struct Explained<'r> {
     typed: &'r DescriptorArg,
     /// `None` if the domain has no rules.
     trace: Option<Trace<'r>>,
-    /// Its hits settle what the entries before the last one charge.
+    /// Whether the hits of the last entry settle the charge of the entries before it.
     settles: bool,
     conclusion: Conclusion<'r>,
     /// Place of the rule, if one was found.
@@ -77,7 +77,7 @@ struct Explained<'r> {
 enum Conclusion<'r> {
     UnknownDomain,
     NoRule,
-    /// Its rule was replaced by the rule of another descriptor.
+    /// The rule of another descriptor replaced the rule.
     Replaced {
         rule: &'r Rule,
         by: &'r Rule,
@@ -184,7 +184,7 @@ struct Count {
     pools: Vec<StoredCount>,
 }
 
-/// What the store holds for one key.
+/// The store's state of one key.
 struct StoredCount {
     ask: Ask,
     /// The key in Redis, once [`read_store`] has filled it in.
@@ -234,8 +234,8 @@ impl StoredCount {
     }
 }
 
-/// Fills in where each of `entries` is stored and, if `store` is a Redis, what it holds. Spends no
-/// tokens. `prefix` is the prefix of keys if the store has none of its own.
+/// Fills in the place of each of `entries` in the store and, if `store` is a Redis, the state of
+/// its key. Spends no tokens. `prefix` is the prefix of keys if the store has none of its own.
 fn read_store(
     store: StoreSettings,
     prefix: &str,
@@ -443,8 +443,8 @@ fn settings(rule: &Rule, stats: &str, stores: &StoreNames, out: &mut Out) -> Res
     field("stats key", stats, out)
 }
 
-/// What it may mean that the store has lent nothing of the limit under this key, as far as it knows:
-/// pods may count under another key. `None` if it has lent something.
+/// A remark on a limit of which, as far as the store knows, no token is leased under this key: pods
+/// may count under another key. `None` if tokens are leased.
 pub fn unused(limit: Limit, grant: &Grant, has_secret: bool) -> Option<&'static str> {
     if grant.left < limit.capacity() || grant.overdrawn {
         return None;
@@ -491,7 +491,7 @@ fn place(stored: &StoredCount) -> String {
     format!("{}, slot {}{server}", stored.in_store, stored.slot)
 }
 
-/// Describes what a pool holds.
+/// Describes the tokens of a pool.
 fn pool_content(grant: &Grant) -> String {
     match grant.left {
         0 => "empty".to_owned(),
@@ -500,7 +500,7 @@ fn pool_content(grant: &Grant) -> String {
     }
 }
 
-/// Describes what is left of a limit.
+/// Describes the tokens that are left of a limit.
 pub fn standing(limit: Limit, grant: &Grant) -> String {
     let mut text = format!("{} of {} left", grant.left, limit.capacity());
     if grant.overdrawn {

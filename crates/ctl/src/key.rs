@@ -1,8 +1,8 @@
 //! `ratectl key`: shows the count of one key, resets it, or blocks it, on all pods; and lists the
 //! keys that are blocked.
 //!
-//! It talks to the Redis of the counts, as `explain` does, and so needs no pod's address: pods follow
-//! the stream of orders there, and note the last order that they have followed.
+//! The tool talks to the Redis of the counts, as `explain` does, and so needs no pod's address:
+//! pods follow the stream of orders there, and note the last order that they have followed.
 
 mod fleet;
 mod report;
@@ -241,7 +241,7 @@ async fn act(
     let failed = |error| CliError::new(format_args!("key {}: {error}", charge.own));
     let fleet = match (Fleet::read(store, &ask, own).await, flags.order()) {
         (Ok(fleet), _) => Some(fleet),
-        // The count cannot be read then either, and its line says why.
+        // Without a reply, the count cannot be read either, and its line gives the reason.
         (Err(_), None) => None,
         (Err(error), Some(_)) => return Err(failed(error)),
     };
@@ -267,7 +267,7 @@ async fn act(
     Ok(Outcome { ask, now, blocked, holders, fleet, confirmed })
 }
 
-/// Deletes the count, if the order says so, and gives the order to all pods.
+/// Deletes the count, if the order includes that, and gives the order to all pods.
 async fn give(
     store: &dyn Counts,
     charge: &Charge<'_>,

@@ -105,7 +105,7 @@ pub fn man(flags: &ManFlags, tools: clap::Command, out: &mut Out) -> CliResult {
     Ok(Completion::Clean)
 }
 
-/// Writes the page of `command`, and those of its subcommands, as files of `directory`.
+/// Writes the page of `command` and the pages of its subcommands as files of `directory`.
 fn write_pages(command: &clap::Command, directory: &Path) -> Result<(), CliError> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name());
     let path = directory.join(format!("{name}.1"));
@@ -132,7 +132,7 @@ impl Program {
         }
     }
 
-    /// The same as manual pages show it: complete, and without colours.
+    /// Returns the grammar as manual pages show it: complete, and without colours.
     fn manual_grammar(self, tools: clap::Command) -> clap::Command {
         let grammar = self.grammar(tools);
         let mut grammar = grammar.styles(Styles::plain()).disable_help_subcommand(true);

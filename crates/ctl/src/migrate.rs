@@ -92,11 +92,11 @@ struct Review {
     deployment: Deployment,
     environment: EnvironmentReview,
     rules: RulesReview,
-    /// What differs for the deployment as a whole.
+    /// Differences that concern the deployment as a whole.
     notes: Vec<Note>,
 }
 
-/// Reads the deployment, and reports what differs.
+/// Reads the deployment, and reports the differences.
 pub fn run(flags: &MigrateFlags, out: &mut Out) -> CliResult {
     if let Some(bootstrap) = &flags.to_module {
         return to_module::run(bootstrap, out);
@@ -145,12 +145,12 @@ impl Review {
 
 // === Rule files ===
 //
-// Compiles the rule files of a deployment, and finds what ratelease does not load.
+// Compiles the rule files of a deployment, and finds files that ratelease does not load.
 
 /// Maximum number of files of other names that are listed.
 const OTHERS_MAX: usize = 100;
 
-/// What was found of the rules.
+/// The result of reading the rules.
 #[derive(Debug, Default)]
 struct RulesReview {
     /// Where the files are, or why none were read.
@@ -162,11 +162,12 @@ struct RulesReview {
     /// Faults beyond those that are listed.
     more_faults: usize,
     warnings: Vec<Fault>,
-    /// What the reference does with these rules and ratelease does not: what, and what to do.
+    /// Behaviour that the reference has with these rules and ratelease does not have: a
+    /// description, and the advice.
     differences: Vec<(String, String)>,
 }
 
-/// Reads and compiles the rules: those of `dir`, or else those that the deployment has.
+/// Reads and compiles the rules of `dir`. Without `dir`, reads the rules of the deployment.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -300,7 +301,7 @@ impl RulesReview {
 
 // === Notes ===
 //
-// What differs for a deployment as a whole, beyond single variables and rules.
+// Differences for a deployment as a whole, beyond single variables and rules.
 
 /// Maximum number of characters of a command that a note shows.
 const SHOWN_MAX: usize = 200;
@@ -308,14 +309,14 @@ const SHOWN_MAX: usize = 200;
 /// A difference, and what to do about it.
 #[derive(Debug, PartialEq, Eq)]
 struct Note {
-    /// What it is about, in a word or two.
+    /// The topic in a word or two.
     topic: &'static str,
     text: String,
     /// Empty if nothing has to be done.
     action: String,
 }
 
-/// Returns what differs, the most important first.
+/// Returns the differences, the most important first.
 fn notes(deployment: &Deployment, environment: &EnvironmentReview) -> Vec<Note> {
     let note = |topic, text: &str| Note { topic, text: text.to_owned(), action: String::new() };
     let mut notes = Vec::new();
@@ -361,7 +362,7 @@ fn notes(deployment: &Deployment, environment: &EnvironmentReview) -> Vec<Note> 
     notes
 }
 
-/// What to do about a command that the image of ratelease does not have, or its arguments.
+/// Advises on a command, or arguments, that the image of ratelease does not have.
 fn command(words: &[String]) -> Option<Note> {
     let (program, arguments) = words.split_first()?;
     let shown = |text: &str| safe::cut(&safe::line(text), SHOWN_MAX);
@@ -393,8 +394,8 @@ fn command(words: &[String]) -> Option<Note> {
 //
 // Prints the environment to use with ratelease.
 
-/// Prints `KEY=value` lines, in the form of docker's `--env-file`. What is left out is a comment
-/// with the reason; a value that is a secret, or is not known, is a comment too.
+/// Prints `KEY=value` lines, in the form of docker's `--env-file`. A variable that is left out is a
+/// comment with the reason. A value that is a secret, or is not known, is a comment too.
 fn print_env(review: &Review, out: &mut Out) -> Result<(), CliError> {
     let Review { deployment, environment, .. } = review;
     out.line(format_args!(
@@ -437,8 +438,8 @@ fn line(variable: &VariableReview, value: Option<&str>) -> Option<String> {
 //
 // Reports a migration, as text and as JSON.
 
-/// Prints a row for each finding, and a summary. Rows that need action are marked and say what to
-/// do.
+/// Prints a row for each finding, and a summary. Rows that need action are marked and contain the
+/// advice.
 fn text(review: &Review, out: &mut Out) -> Result<(), CliError> {
     let Review { deployment, environment, rules, notes } = review;
     let count = deployment.environment.len();

@@ -124,8 +124,8 @@ fn round_trip(text: &str) -> Result<Duration, String> {
 // === Key ===
 //
 // One key in one window, under a steady demand that is spread evenly over the pods: how often the
-// fleet asks for it, and how many requests wait for these asks. The sizes of leases are those of
-// `lease::size`; `docs/capacity.md` derives the formulas.
+// fleet asks for it, and how many requests wait for these asks. Leases have the sizes that
+// `lease::size` computes; `docs/capacity.md` derives the formulas.
 
 /// φ: the rules of a plan have the default terms.
 const FRACTION: f64 = LeaseTerms::FRACTION as f64;
@@ -138,8 +138,10 @@ const SPANS: [(f64, f64); 3] = [(0.5, 2.0), (0.2, 0.25), (0.0, 0.05)];
 /// between two hits, and its pod holds at most the number of tokens that may stay unspent.
 const WARM: f64 = 5.0;
 
-/// The whole fleet probes a denied key once in this part of its window, within the bounds below.
+/// The whole fleet probes a denied key once in this part of its window.
 const PROBES: f64 = 100.0;
+
+/// Bounds of that interval in seconds.
 const PROBE_SECONDS: (f64, f64) = (0.05, 1.0);
 
 /// Number of terms of a sum that are added one by one; an integral approximates the rest.
@@ -271,9 +273,10 @@ struct Group {
     weight: f64,
 }
 
-/// The first ranks form a group each; of the others, this ratio bounds a group's last rank relative
-/// to its first.
+/// The first ranks form a group each.
 const ALONE: u64 = 1_000;
+
+/// In other groups, this ratio bounds the last rank relative to the first.
 const GROWTH: f64 = 1.01;
 
 /// Groups `keys` keys, of which the k-th has weight 1/k^`skew`, hottest first. The weights add up
@@ -319,9 +322,10 @@ fn group(first: u64, last: u64, skew: f64) -> Group {
 //
 // The estimate for a whole fleet: the sum over its keys. Pure functions.
 
-/// Bytes per key in Redis just after its tables have grown (`docs/capacity.md`), and in a pod
-/// (`docs/performance.md`).
+/// Bytes per key in Redis just after its tables have grown (`docs/capacity.md`).
 const REDIS_KEY_BYTES: f64 = 147.0;
+
+/// Bytes per key in a pod (`docs/performance.md`).
 const POD_KEY_BYTES: f64 = 106.8;
 
 /// A quantile is local if this part of the decisions is.

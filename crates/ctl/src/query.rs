@@ -220,7 +220,7 @@ pub struct Reply {
 /// The status of one descriptor.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DescriptorReply {
-    /// As [`Reply::code`].
+    /// The code of the descriptor, in the form of [`Reply::code`].
     pub code: String,
     /// The limit that applied, if any.
     pub limit: Option<ReplyLimit>,
@@ -522,7 +522,8 @@ mod tests {
             Request { domain: "d", descriptors, hits_addend: 3 }
         };
         let received = ReceivedRequest::read(message(&sent())).unwrap();
-        // As text: the compiler would want values that are compared to live equally long.
+        // The requests are compared as text: the compiler would want compared values to live
+        // equally long.
         assert_eq!(format!("{:?}", received.request()), format!("{:?}", sent()));
         assert!(ReceivedRequest::read(Bytes::from_static(b"\xff")).is_err());
         assert!(read_reply(Bytes::from_static(b"\xff")).is_err());

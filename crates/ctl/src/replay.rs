@@ -33,8 +33,10 @@ use crate::signals::Signals;
 /// Maximum number of rules and keys that may be asked for.
 const TOP_MAX: u64 = 100_000;
 
-/// Number of lines between checks of the clock, and the time between drawings of the progress.
+/// Number of lines between checks of the clock.
 const LINES_PER_CHECK: u64 = 1024;
+
+/// Time between drawings of the progress.
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 pub const NOTES: &str = "\
@@ -105,7 +107,7 @@ struct Progress {
     bytes_before: u64,
 }
 
-/// Replays the logs and prints what would have been denied. A denial is a finding.
+/// Replays the logs and prints the requests that would have been denied. A denial is a finding.
 pub fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> CliResult {
     flags.lines.check()?;
     let dir = flags.rules.read(|values, faults| RulesDir::read(role, values, faults))?;
@@ -137,8 +139,8 @@ pub fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> CliResult {
     Ok(interrupted.map_or(Completion::clean_if(counts.over_limit == 0), Completion::Interrupted))
 }
 
-/// Refuses a domain without rules: every request would pass, which is seldom what the user wants to
-/// know.
+/// Refuses a domain without rules: every request would pass, and that is seldom the question of the
+/// user.
 fn check_domain(rules: &Rules, domain: Option<&str>) -> Result<(), CliError> {
     let known: Vec<&str> = rules.domains().collect();
     match domain.filter(|domain| !domain.is_empty() && !known.contains(domain)) {
@@ -342,7 +344,7 @@ impl<'s> Lines<'s> {
 
 // === Line request ===
 //
-// The flags that say what a line of a log asks for. `replay` and `compare` share them.
+// The flags that say how a line of a log becomes a request. `replay` and `compare` share them.
 
 /// Flags that say how lines of logs become requests.
 #[derive(Debug, Args)]

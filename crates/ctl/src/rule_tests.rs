@@ -77,7 +77,7 @@ struct Case {
 /// A request, repeated a number of times at one moment.
 #[derive(Debug, PartialEq, Eq)]
 struct Step {
-    /// Time since the start of the case; never before that of the previous step.
+    /// Time since the start of the case; no earlier than the time of the previous step.
     at_us: u64,
     domain: String,
     /// Keys and values of each descriptor, in order.
@@ -498,7 +498,7 @@ struct Failure {
     what: String,
     expected: String,
     got: String,
-    /// Which repetition of the step failed, from 1; `None` if the step is not repeated.
+    /// The repetition of the step that failed, from 1; `None` if the step is not repeated.
     time: Option<u32>,
 }
 

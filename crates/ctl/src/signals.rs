@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn ignored_signals_are_read_from_the_mask_of_the_process() {
-        // As `nohup` sets it, and as a shell without job control sets it for background jobs.
+        // `nohup` leaves such a mask, and so does a shell without job control for background jobs.
         for (mask, ignored) in [
             ("0000000000000001", vec![SignalKind::hangup()]),
             ("0000000000000006", vec![SignalKind::interrupt()]),

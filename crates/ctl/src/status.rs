@@ -155,7 +155,8 @@ fn blocked(blocked: &BlockedKeys, painter: Painter) -> String {
     text
 }
 
-/// Formats a key by its values, if they may be shown, or else its hash; and its rule.
+/// Formats a key and its rule. The key is shown by its values, or by its hash if they may not be
+/// shown.
 pub fn key(hot: &HotKey) -> String {
     let name = safe::line(hot.values.as_deref().unwrap_or(&hot.key));
     if hot.rule.is_empty() { name } else { format!("{name} ({})", safe::line(&hot.rule)) }

@@ -17,8 +17,13 @@ use serde_json::Value;
 /// Path of the status page.
 const PATH: &str = "/status";
 
+/// The body is the page.
 const HTTP_OK: u16 = 200;
+
+/// The debug port wants a token.
 const HTTP_UNAUTHORIZED: u16 = 401;
+
+/// The pod cannot answer; the body says why.
 const HTTP_UNAVAILABLE: u16 = 503;
 
 /// Flags that say which pod.
@@ -134,9 +139,9 @@ pub struct HotKey {
     pub key: String,
     pub rule: String,
     pub count: u64,
-    /// Its part of all decisions, 0 to 1.
+    /// The key's part of all decisions, 0 to 1.
     pub share: f64,
-    /// Its entries, if the pod may show them.
+    /// The entries of the key, if the pod may show them.
     pub values: Option<String>,
 }
 
@@ -159,7 +164,7 @@ impl PodFlags {
     /// Requests the pod's status.
     ///
     /// # Errors
-    /// The pod cannot be reached, or the answer is not that of a pod's debug port.
+    /// The pod cannot be reached, or the answer is no page of a pod's debug port.
     pub fn ask(&self) -> Result<Value, CliError> {
         let server = self.server()?;
         let listeners = self.listener.read(Listeners::read)?;

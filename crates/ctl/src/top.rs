@@ -273,7 +273,7 @@ const RATES_MAX: usize = 600;
 struct View {
     /// Address of the pod.
     server: String,
-    /// Its last status.
+    /// The pod's last status.
     pod: PodStatus,
     /// The error of the last attempt, if it failed.
     error: Option<String>,
@@ -478,7 +478,7 @@ fn graph(title: String, rates: &[u64], style: Style) -> Sparkline<'_> {
         .style(style)
 }
 
-/// Draws how the pod decides and what it holds.
+/// Draws the pod's decisions, and the number and the memory of its keys.
 fn figures(pod: &PodStatus, colours: Colours) -> Paragraph<'static> {
     let count = |name: &str| pod.counts.get(name).copied().unwrap_or_default();
     let decided = match &pod.decisions {
@@ -602,15 +602,22 @@ fn span(seconds: u64) -> String {
 //
 // Renders a screen as an SVG picture, for the documentation.
 
-/// Size of a cell in pixels, and the position of the text in it.
+/// Width of a cell in pixels.
 const WIDTH: f64 = 8.4;
+
+/// Height of a cell in pixels.
 const HEIGHT: f64 = 16.5;
+
+/// Position of the text in a cell, in pixels from its top.
 const BASELINE: f64 = 13.0;
 
 /// Margin around the screen in pixels.
 const MARGIN: f64 = 12.0;
 
+/// Colour of the screen.
 const BACKGROUND: &str = "#16181d";
+
+/// Colour of text without a colour of its own.
 const FOREGROUND: &str = "#d8dee9";
 
 /// Renders `buffer` as an SVG document. Each run of one style is one text, stretched to the width

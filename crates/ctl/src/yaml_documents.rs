@@ -54,7 +54,7 @@ pub fn duration(of: &Yaml, name: &str) -> Option<Duration> {
     field(of, name).and_then(text).and_then(parse_duration)
 }
 
-/// The items of a list; none of anything else.
+/// The items of a list; none if the value is no list.
 pub fn items(of: Option<&Yaml>) -> &[Yaml] {
     match of.map(|it| &it.kind) {
         Some(YamlKind::List(items)) => items,

@@ -41,10 +41,10 @@ use crate::ask::{Ask, Grant, Return};
 pub struct Counting {
     /// The arithmetic of a count.
     pub steps: Steps,
-    /// What a token is.
+    /// The kind of token.
     pub token: Token,
     /// Whether an epoch is the number of a window that begins at the same time for all keys, and
-    /// what is known of a key holds until that window ends; else an epoch is a time.
+    /// the state of a key holds until that window ends; else an epoch is a time.
     pub is_windowed: bool,
     /// The store's time of a grant, in microseconds since the Unix epoch, where the grant says it
     /// exactly.
@@ -54,19 +54,19 @@ pub struct Counting {
     pub windows_kept: fn(Limit) -> Option<u64>,
 }
 
-/// What a token is, which decides how pods hold it.
+/// The kind of a token, which decides how pods hold it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Token {
-    /// It belongs to a window and lasts as long. All come back when the next window begins, and may
-    /// be leased shortly before.
+    /// A token belongs to a window and lasts as long. All come back when the next window begins,
+    /// and may be leased shortly before.
     OfWindow,
-    /// It may be spent at any time. Spent ones come back steadily.
+    /// A token may be spent at any time. Spent tokens come back steadily.
     Steady,
-    /// It is a slot of a leaky bucket, a time that passes whether it is used or not, so it never
-    /// goes back to the store.
+    /// A token is a slot of a leaky bucket: a time that passes whether it is used or not, so it
+    /// never goes back to the store.
     Slot,
-    /// It is a slot of `concurrency`, which a request has from its start to its end. It is given
-    /// back then, and never comes back by time.
+    /// A token is a slot of `concurrency`. A request has it from its start to its end, and then
+    /// gives it back. It never comes back by time.
     Permit,
 }
 
@@ -78,8 +78,8 @@ pub struct Steps {
     /// The script.
     pub script: &'static Script,
     /// The arguments of the script for an ask. The time is the pod's estimate of the store's, in
-    /// microseconds since the Unix epoch: it says which windows of a calendar the script is told
-    /// of, and decides nothing.
+    /// microseconds since the Unix epoch: it chooses the windows of a calendar that the arguments
+    /// name, and decides nothing.
     pub arguments: fn(&Ask, u64) -> Vec<u64>,
     /// Reads the script's reply to an ask; `None` if the script cannot have given it.
     pub reply: fn(&Ask, &[u64]) -> Option<Grant>,
@@ -93,7 +93,7 @@ pub struct Script {
     hash: OnceLock<String>,
 }
 
-/// What differs by the algorithm of `limit`.
+/// Returns the properties of the algorithm of `limit`.
 #[inline]
 pub fn counting(limit: Limit) -> &'static Counting {
     match limit.algorithm {
@@ -124,8 +124,8 @@ pub fn scripts() -> Vec<&'static Script> {
     scripts
 }
 
-/// What the store keeps for one count. It is small, since there is one for each key; only a log,
-/// and the pods that hold slots, are stored on the heap.
+/// The store's state of one count. It is small, since there is one for each key; only a log, and
+/// the pods that hold slots, are stored on the heap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
     /// The state of an [`Algorithm::FixedWindow`] count.
@@ -210,10 +210,9 @@ pub(crate) fn window_us(terms: Limit) -> u64 {
     window_seconds(terms) * MICROS_PER_SECOND
 }
 
-/// The window that the key is in: that of the clock, or the one after it if the state belongs to
-/// that one. The clock of a master that takes over may be behind: a key's time must not run back,
-/// or the tokens of its window would be leased twice. A state further ahead comes from a wrong
-/// clock.
+/// The window that the key is in: the clock's, or the next one if the state belongs to that. The
+/// clock of a master that takes over may be behind: a key's time must not run back, or the tokens
+/// of its window would be leased twice. A state further ahead comes from a wrong clock.
 fn window_of(stored: Option<u64>, now_unix_us: u64, terms: Limit) -> u64 {
     let window = terms.window_at(now_unix_us);
     stored.filter(|of| *of == window.saturating_add(1)).unwrap_or(window)
@@ -242,11 +241,11 @@ pub fn time_outside(numbers: &[u64]) -> Option<u64> {
     if let &[time_us] = numbers { Some(time_us) } else { None }
 }
 
-/// The length of the longest list of arguments: those of a bucket, with a return.
+/// The length of the longest list of arguments: a bucket's, with a return.
 const ARGUMENTS_MAX: usize = 19;
 
-/// The arguments of a script: what is asked for and owed, what only this script has, and what comes
-/// back.
+/// The arguments of a script: the tokens asked for, the costs owed, the numbers that only this
+/// script has, and the tokens that come back.
 fn arguments(ask: &Ask, own: &[u64]) -> Vec<u64> {
     let mut arguments = Vec::with_capacity(ARGUMENTS_MAX);
     arguments.extend([amount(ask.want), amount(ask.need), u64::from(ask.charge_denied)]);

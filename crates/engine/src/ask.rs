@@ -1,5 +1,5 @@
-//! What the store is asked about one key, and what it replies: plain values that the algorithms
-//! compute with and the stores transfer.
+//! A question to the store about one key, and its reply: plain values that the algorithms compute
+//! with and the stores transfer.
 
 use std::time::Duration;
 
@@ -23,13 +23,13 @@ pub struct Ask {
     /// The smallest grant that is of use: with fewer tokens left, none is granted, and the charge
     /// that waits for them is denied.
     pub need: u64,
-    /// Whether a denial (`need` above what is left) spends what is left. Ignored by pools and for
-    /// the next window.
+    /// Whether a denial (`need` above the tokens left) spends the tokens left. Ignored by pools and
+    /// for the next window.
     pub charge_denied: bool,
     /// Costs that have been incurred: they are counted first and whole, beyond the limit too, and
     /// no lease pays for them. Ignored by pools, by logs, and for the next window.
     pub owed: u64,
-    /// Whether what a fixed window was charged beyond its limit counts against the next windows.
+    /// Whether hits charged to a fixed window beyond its limit count against the next windows.
     pub carry_debt: bool,
     /// τ: the longest time that the lease lasts, from its start. It may end sooner, with its
     /// window.
@@ -40,19 +40,19 @@ pub struct Ask {
     pub pool: Option<u8>,
     /// Tokens leased by the key's own count, to be added to the pool; ignored without one.
     pub deposit: Option<Deposit>,
-    /// The slots that the pod holds, for a count of slots: they are set, then those that are lent are
-    /// added. Without it such a count is only looked at; the other algorithms ignore it.
+    /// The slots that the pod holds, for a count of slots: they are set, then those that are lent
+    /// are added. Without it such a count is only looked at; the other algorithms ignore it.
     pub slots: Option<Slots>,
     /// Asks for tokens of the next fixed window and leaves the present one as it is. Other
     /// algorithms ignore it.
     pub next_window: bool,
-    /// What the ask is for, which decides what is dropped first under load.
+    /// The purpose of the ask, which decides which asks are dropped first under load.
     pub purpose: Purpose,
     /// The span of the request that sent the ask, if that is traced; it affects no decision.
     pub cause: Option<SpanContext>,
 }
 
-/// What an ask is for. Only load shedding depends on it.
+/// The purpose of an ask. Only load shedding depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Purpose {
     /// A request waits for it.
@@ -62,7 +62,8 @@ pub enum Purpose {
     Probe,
     /// No request waits for it yet.
     Ahead,
-    /// It gives tokens back, moves them to a pool, or reports what a key owed.
+    /// The ask gives tokens back, moves them to a pool, or reports the last costs that a key owes
+    /// to the store.
     Return,
 }
 
@@ -78,19 +79,19 @@ pub struct Deposit {
     pub lasts: Duration,
 }
 
-/// What a pod holds of a count of slots ([`crate::algorithm::concurrency`]).
+/// A pod's part of a count of slots ([`crate::algorithm::concurrency`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slots {
     /// The pod, by a number that it drew itself: of 64 random bits no two of a fleet are equal.
     pub pod: u64,
-    /// Its slots, in use and idle together; counted up to 2^32 - 1.
+    /// The slots of the pod, in use and idle together; counted up to 2^32 - 1.
     pub held: u64,
-    /// The number of the ask among those of the pod, of which each has the next one; after the largest
-    /// number comes 0. A store ignores an ask that arrives after a later one.
+    /// The number of the ask among all asks of the pod. Each ask has the next number; after the
+    /// largest number comes 0. A store ignores an ask that arrives after a later one.
     pub order: u32,
-    /// The number of the first of the asks whose replies may still bring slots; that of this ask if
-    /// there is none. The store adds to `held` what it has lent since that ask, and the pod has not
-    /// received.
+    /// The number of the first of the asks whose replies may still bring slots; the number of this
+    /// ask if there is none. The store adds to `held` the slots that it has lent since that ask,
+    /// and that the pod has not received.
     pub since: u32,
     /// Slots that the pod has received since that ask; counted up to 2^32 - 1.
     pub received: u64,
@@ -178,8 +179,8 @@ impl Ask {
         self.previous.into_iter().chain([self.key])
     }
 
-    /// Whether the ask gives unspent tokens back, moves them to a pool, or reports what a key owed
-    /// that is no longer held: no request waits for it.
+    /// Whether the ask gives unspent tokens back, moves them to a pool, or reports the last costs
+    /// that a key owes to the store: no request waits for it.
     pub fn is_return(&self) -> bool {
         let reports = self.owed > 0 && self.purpose == Purpose::Return;
         let states = self.slots.is_some() && self.purpose == Purpose::Return;

@@ -112,8 +112,8 @@ impl<A: Cold> Buffer<A> {
         now < self.known_until()
     }
 
-    /// Charges `hits`; 0 only looks. If `charge_denied`, a denial spends what is left here, as in
-    /// the reference implementation, whose counter keeps the hits that it denied.
+    /// Charges `hits`; 0 only looks. If `charge_denied`, a denial spends the tokens held here, as
+    /// in the reference implementation, whose counter keeps the hits that it denied.
     pub fn take(&mut self, hits: u64, charge_denied: bool, kind: LeaseKind, now: Time) -> Take {
         if !self.is_live(now) {
             return Take::Short;
@@ -160,8 +160,8 @@ impl<A: Cold> Buffer<A> {
         }
     }
 
-    /// Adds what the store leased. A reply about an older window is dropped once that window is
-    /// over.
+    /// Adds the tokens that the store leased. A reply about an older window is dropped once that
+    /// window is over.
     pub fn refill(&mut self, refill: Refill, kind: LeaseKind, now: Time) {
         let epoch = self.epoch();
         if kind == LeaseKind::Windowed && refill.lease.epoch != epoch {
@@ -239,7 +239,8 @@ impl<A: Cold> Buffer<A> {
         self.leases.tokens(now)
     }
 
-    /// Whether what is left is the store's figure rather than an estimate.
+    /// Whether the number of tokens left at the store is the store's figure rather than an
+    /// estimate.
     pub fn is_sure(&self) -> bool {
         self.is_sure
     }
@@ -249,8 +250,8 @@ impl<A: Cold> Buffer<A> {
         self.is_live(now).then_some(self.left)
     }
 
-    /// Tokens held here plus those left at the store: what the fleet may still spend, as far as is
-    /// known.
+    /// Tokens held here plus those left at the store: the number that the fleet may still spend, as
+    /// far as is known.
     pub fn remaining(&self, now: Time) -> u64 {
         self.tokens(now).saturating_add(self.left)
     }
@@ -285,14 +286,14 @@ impl<A: Cold> Buffer<A> {
         self.fresh = nanos_between(self.leases.replied_at(), fresh_until);
     }
 
-    /// Notes that `hits` more are owed to the store, which its last figure of what is left does not
-    /// know. If nothing remains, even a charge of 0 is over the limit.
+    /// Notes that `hits` more are owed to the store, which did not know of them when it last
+    /// replied how many tokens are left. If nothing remains, even a charge of 0 is over the limit.
     pub fn note_owed(&mut self, hits: u64, now: Time) {
         self.left = self.left.saturating_sub(hits);
         self.overdrawn |= self.remaining(now) == 0;
     }
 
-    /// Treats the store's figure of what is left as an estimate, since the limit has changed.
+    /// Treats the store's figure of the tokens left as an estimate, since the limit has changed.
     pub fn mark_estimated(&mut self) {
         self.is_sure = false;
     }
@@ -321,7 +322,7 @@ impl<A: Cold> Buffer<A> {
         ASKED_UNIT * u32::try_from(units).unwrap_or(0)
     }
 
-    /// Forgets the tokens and the store's last reply. What the owner keeps in the box stays.
+    /// Forgets the tokens and the store's last reply. The owner's state in the box stays.
     pub fn forget(&mut self) {
         let leases = std::mem::replace(&mut self.leases, PackedLeases::empty()).emptied();
         *self = Self { leases, asked: self.asked, ..Self::unknown() };
@@ -333,17 +334,17 @@ impl<A: Cold> Buffer<A> {
         self.leases.join(kind);
     }
 
-    /// What the owner keeps in the box.
+    /// Returns the owner's state in the box.
     pub fn cold(&self) -> Option<&A> {
         self.leases.cold()
     }
 
-    /// What the owner keeps in the box, mutably. Call [`Buffer::trim`] afterwards.
+    /// Returns the owner's state in the box, mutably. Call [`Buffer::trim`] afterwards.
     pub fn cold_mut(&mut self) -> Option<&mut A> {
         self.leases.cold_mut()
     }
 
-    /// What the owner keeps in the box, mutably; makes the box if there is none.
+    /// Returns the owner's state in the box, mutably; makes the box if there is none.
     pub fn make_cold(&mut self) -> &mut A {
         self.leases.make_cold()
     }
@@ -518,7 +519,7 @@ impl LeasePair {
         (self.older.tokens > 0 && self.older.join(lease, kind)) || self.newest.join(lease, kind)
     }
 
-    /// Drops what has ended.
+    /// Drops the tokens of leases that have ended.
     fn prune(&mut self, kind: LeaseKind, now: Time) {
         if let LeaseKind::Spaced { every, grace } = kind {
             self.newest.lapse(every, grace, now);
@@ -559,11 +560,11 @@ impl LeasedTokens {
         taken
     }
 
-    /// The tokens of two leases as those of one: they get the last start, the first end and the
-    /// lower epoch. So some may start too late, end too early or return under an epoch before their
-    /// own, but none starts too early or ends too late, and none returns under a later epoch, by
-    /// which the store would credit it for longer. The lease that ends first may have the later
-    /// epoch: of asks that leave together, the store may take the second one first.
+    /// Merges the tokens of two leases into one lease with the later start, the earlier end and the
+    /// lower epoch. Some tokens may then start too late, end too early or return under an epoch
+    /// before their own. No token starts too early or ends too late. None returns under a later
+    /// epoch, by which the store would credit it for longer. The lease that ends first may have the
+    /// later epoch: of asks that leave together, the store may take the second one first.
     pub(crate) fn merged(self, other: Self) -> Self {
         Self {
             tokens: self.tokens.saturating_add(other.tokens),
@@ -617,8 +618,8 @@ fn times(span: Duration, by: u64) -> Duration {
 
 // === The compact form of a buffer's leases, since there are millions of keys ===
 
-/// The newest lease in place, and in a box what few keys have: an older lease, and the owner's cold
-/// state.
+/// The newest lease in place, and in a box the state that only few keys have: an older lease, and
+/// the owner's cold state.
 ///
 /// Leases that are not spaced may be spent at once, so only spaced ones have a start. Spaced leases
 /// are never returned, so only the others have an epoch.
@@ -637,7 +638,7 @@ struct PackedLeases<A> {
     cold: Option<Box<ColdBox<A>>>,
 }
 
-/// What only few keys have.
+/// The state that only few keys have.
 #[derive(Debug, Clone, Default)]
 struct ColdBox<A> {
     /// Has no tokens if there is no older lease.
@@ -707,7 +708,7 @@ impl<A: Cold> PackedLeases<A> {
         self.edit(kind, |leases| leases.insert(lease, kind, now));
     }
 
-    /// Adds what the store leased with its reply of time `now`.
+    /// Adds the tokens that the store leased with its reply of time `now`.
     fn refill(&mut self, lease: LeasedTokens, kind: LeaseKind, now: Time) {
         let mut leases = self.unpacked(kind);
         if !kind.is_spaced() {
@@ -744,7 +745,7 @@ impl<A: Cold> PackedLeases<A> {
         self.set_older(LeasedTokens::default());
     }
 
-    /// No leases, but still what the owner has in the box.
+    /// Returns the state without leases, but with the owner's state in the box.
     fn emptied(mut self) -> Self {
         self.clear();
         Self { cold: self.cold, ..Self::empty() }
@@ -773,7 +774,7 @@ impl<A: Cold> PackedLeases<A> {
         }
     }
 
-    /// What the owner keeps in the box.
+    /// Returns the owner's state in the box.
     fn cold(&self) -> Option<&A> {
         self.cold.as_ref().map(|cold| &cold.owners)
     }

@@ -1,4 +1,4 @@
-//! What the engine counts about itself.
+//! The counts that the engine keeps about itself.
 
 use ratelease_rules::FailureMode;
 
@@ -23,7 +23,7 @@ pub enum Counter {
     FailureMode(FailureMode),
     /// Hits that the failure mode `allow` let pass without counting them.
     UnmeteredHits,
-    /// What requests hold until their cost is known.
+    /// The holds of requests, until their cost is known.
     Holds(HoldCounter),
     /// Asks that an open breaker refused.
     AsksRejectedOpen,
@@ -40,7 +40,7 @@ pub enum Counter {
 }
 
 ratelease_rules::named! {
-    /// What requests hold until their cost is known: levels, and events.
+    /// The holds of requests, until their cost is known: levels, and events.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum HoldCounter {
         /// Requests that hold something at present.
@@ -67,7 +67,7 @@ ratelease_rules::named! {
         WithoutId = "holds_without_id",
         /// Hits that were held and not used.
         OverEstimated = "holds_over_estimated_hits",
-        /// Hits that were used beyond what was held.
+        /// Hits that were used beyond the held ones.
         UnderEstimated = "holds_under_estimated_hits",
     }
 }
@@ -81,7 +81,7 @@ pub enum RedisCounter {
     Errors,
     /// Attempts to connect.
     Connects,
-    /// Of these, those that failed.
+    /// Attempts to connect that failed.
     ConnectErrors,
     /// Entries of the streams of orders that are no orders, as often as they were read.
     OrdersSkipped,
@@ -90,12 +90,12 @@ pub enum RedisCounter {
 }
 
 ratelease_rules::named! {
-    /// The reasons why a command to Redis has no result. Each is counted apart; the store's table says
-    /// what to do about each.
+    /// The reasons why a command to Redis has no result. Each is counted apart; the store's table
+    /// says what to do about each.
     ///
-    /// A server's error reply means that the command changed nothing: a script that takes an ask writes
-    /// last, after everything that can fail. Only `Lost`, `TimedOut` and `MalformedReply` leave the
-    /// outcome unknown, and then nothing is sent again.
+    /// A server's error reply means that the command changed nothing: a script that takes an ask
+    /// writes last, after everything that can fail. Only `Lost`, `TimedOut` and `MalformedReply`
+    /// leave the outcome unknown, and then nothing is sent again.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum RedisFailure {
         /// The server has not seen the script yet, or forgot it.

@@ -14,8 +14,10 @@ const BOUNDS_US: [u64; 19] = [
 /// Index of the first bound that is shown: the finer ones are for [`Latency::fine`] alone.
 const SHOWN_FROM: usize = 4;
 
-/// One more bucket than bounds, and the sum in nanoseconds.
+/// The number of counters: one more bucket than bounds, and the sum in nanoseconds.
 const COUNTERS: usize = BOUNDS_US.len() + 2;
+
+/// The index of the sum.
 const SUM: usize = COUNTERS - 1;
 
 const _: () = assert!(BOUNDS_US[SHOWN_FROM] == 25);

@@ -314,7 +314,7 @@ impl LeaseClient {
         while drained.recv().await.is_some() {}
     }
 
-    /// All shards, in order of their numbers: those of one store stand together.
+    /// All shards, in order of their numbers: the shards of one store stand together.
     fn all_shards(&self) -> Vec<Arc<Shard>> {
         let mut shards: Vec<_> = self.queues.lock().shards.values().cloned().collect();
         shards.sort_by_key(|shard| shard.number());
@@ -399,7 +399,7 @@ impl Shared {
         self.reply(Reply { ask, asked_at: now, shard: shard.number(), hot, outcome: Err(why) });
     }
 
-    /// Tells the shard of the other name that an ask visited what became of it there.
+    /// Tells the shard of the other name that an ask visited the outcome there.
     fn note_visit(&self, other: &Shard, reply: &Reply) {
         let is_there = |key: &Key| self.shard(&Ask { key: *key, ..reply.ask }) == other.number();
         let outcome = match &reply.outcome {

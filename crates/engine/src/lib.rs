@@ -8,12 +8,11 @@
 //!    └──▶ lease client ─▶ store ─▶ Redis shard ─▶ grant ─▶ buffer.refill
 //! ```
 //!
-//! It may use the rules, an async runtime and a Redis client. It knows nothing of gRPC, HTTP,
-//! settings, metrics or OpenTelemetry: counts are read by the caller, and events are logged with
-//! `tracing`.
+//! The engine may use the rules, an async runtime and a Redis client. It knows nothing of gRPC,
+//! HTTP, settings, metrics or OpenTelemetry: counts are read by the caller, and events are logged
+//! with `tracing`.
 //!
-//! It is used by the sidecar, which serves it, and by the tools, which run it over logs and test
-//! cases.
+//! The sidecar uses the engine and serves it; the tools run it over logs and test cases.
 //!
 //! # Boundaries
 //!
@@ -24,8 +23,8 @@
 //!    numbers and open no socket: `now` is an argument.
 //! 5. Every map, queue, wait and batch has a named ceiling.
 //!
-//! The words of this crate (key, buffer, take, lease, ask, grant, refill, …) are those of
-//! `docs/design.md`.
+//! `docs/design.md` explains the words of this crate (key, buffer, take, lease, ask, grant, refill,
+//! …).
 //!
 //! # Modules
 //!

@@ -137,18 +137,18 @@ impl Limiter {
 
     /// Decides `request` at `now` under `rules`.
     ///
-    /// Every descriptor is checked before any is charged for good: if one denies, what was taken
-    /// for the others goes back. Local information comes first, so that a denial found here sends
-    /// no ask; all missing leases are asked for together. Where the store does not answer in time,
-    /// the rule's failure mode decides.
+    /// Every descriptor is checked before any is charged for good: if one denies, the tokens taken
+    /// for the others go back. Local information comes first, so that a denial found here sends no
+    /// ask; all missing leases are asked for together. Where the store does not answer in time, the
+    /// rule's failure mode decides.
     ///
     /// A request that need not wait is decided when the future is polled first, without an
     /// allocation if it has at most two descriptors of four entries. Before any other waits,
-    /// `admit` is called, and what it returns is kept until the wait is over; if it refuses,
-    /// nothing is charged, but an ask for the missing tokens may be on its way. The store may take
-    /// as long as the caller waits for the answer, `patience`, less a margin for the answer's way
-    /// back, at least `wait_min` and at most `wait_max`. A leaky bucket may add its `max_delay`,
-    /// until the request's slot begins. If the future is dropped, nothing is charged.
+    /// `admit` is called, and its result is kept until the wait is over; if it refuses, nothing is
+    /// charged, but an ask for the missing tokens may be on its way. The store may take as long as
+    /// the caller waits for the answer, `patience`, less a margin for the answer's way back, at
+    /// least `wait_min` and at most `wait_max`. A leaky bucket may add its `max_delay`, until the
+    /// request's slot begins. If the future is dropped, nothing is charged.
     ///
     /// # Errors
     ///
@@ -187,7 +187,7 @@ impl Limiter {
     ///
     /// Otherwise nothing is charged, given back or settled, and the request may be decided again;
     /// only an ask ahead for the missing tokens may be on its way. So a request with a settlement
-    /// is left to `decide`: what that does cannot be taken back.
+    /// is left to `decide`: a settlement cannot be taken back.
     pub fn decide_at_once<'r>(
         &self,
         rules: &'r Rules,
@@ -209,11 +209,12 @@ impl Limiter {
 
     /// Decides `request` at `now` by rules whose verdict no answer waits for, such as candidates.
     ///
-    /// `None` if the store has to be asked first: an ask for what is missing is on its way then, for
-    /// requests to come, and this one is not charged. A settlement is applied in any case. A slot of
-    /// a leaky bucket is taken and not waited for. Needs no runtime, and returns at once.
+    /// `None` if the store has to be asked first: then an ask for the missing tokens is on its way,
+    /// for requests to come, and this request is not charged. A settlement is applied in any case.
+    /// A slot of a leaky bucket is taken and not waited for. Needs no runtime, and returns at once.
     ///
-    /// The holds of a request that does not run (`runs`) end at once: a denied request may have no end.
+    /// The holds of a request that does not run (`runs`) end at once: a denied request may have no
+    /// end.
     pub fn decide_aside<'r>(
         &self,
         rules: &'r Rules,
@@ -234,8 +235,8 @@ impl Limiter {
         Some(self.conclude_aside(transaction, request, now, runs))
     }
 
-    /// Decides `request` as [`Limiter::decide_aside`] does where that has left it out, and waits for
-    /// the store. The start is entered when the future is polled first.
+    /// Decides `request` as [`Limiter::decide_aside`] does where that has left it out, and waits
+    /// for the store. The start is entered when the future is polled first.
     ///
     /// `None` if the store does not answer, or if the request has a settlement, which was applied.
     pub async fn decide_aside_later<'r>(
@@ -274,8 +275,8 @@ impl Limiter {
         verdict
     }
 
-    /// Whether a descriptor of `request` charges a cost that was incurred, or ends a hold, also one of a
-    /// rule that is gone.
+    /// Whether a descriptor of `request` charges a cost that was incurred, or ends a hold, also one
+    /// of a rule that is gone.
     pub fn settles(&self, rules: &Rules, request: &Request<'_>) -> bool {
         self.settles_some(request, &self.resolve(rules, request))
     }
@@ -288,7 +289,7 @@ impl Limiter {
         resolved.iter().enumerate().any(settles)
     }
 
-    /// What each descriptor of `request` charges under `rules`, in order.
+    /// Returns the charge of each descriptor of `request` under `rules`, in order.
     pub fn resolve<'r>(&self, rules: &'r Rules, request: &Request<'_>) -> Few<Resolved<'r>> {
         resolve(rules, request, &self.shared.options.hasher)
     }
@@ -384,7 +385,7 @@ impl Shared {
         }
     }
 
-    /// Credits what `charge` refunds to a lease held here, else to the store.
+    /// Credits the refund of `charge` to a lease held here, else to the store.
     fn refund(&self, charge: &Charge<'_>, now: Time) {
         // Without room for the key the refund is lost, as when the store is unavailable.
         let _ = self.with_state(charge, now, 0, |state, visit| state.refund(charge, visit));
@@ -424,8 +425,8 @@ impl Shared {
         }
     }
 
-    /// Whether further keys may owe costs: what they owe takes at most half of the room that
-    /// waiting requests and rare state have together.
+    /// Whether further keys may owe costs: the state of owed costs takes at most half of the room
+    /// that waiting requests and rare state have together.
     fn has_room_for_debts(&self) -> bool {
         self.table.heap_bytes() < WAITING_IN_ALL_MAX * WAITER_BYTES / 2
     }
@@ -437,9 +438,9 @@ impl Shared {
             .map_err(|TableFull| StoreError::NoRoom)?
     }
 
-    /// Asks for the tokens that `charge` lacks, for later charges of its key. Sends one ask at a time
-    /// for a key, so that the queue of its shard does not fill, and none where nothing is leased, since
-    /// the tokens could serve no later charge.
+    /// Asks for the tokens that `charge` lacks, for later charges of its key. Sends one ask at a
+    /// time for a key, so that the queue of its shard does not fill, and none where nothing is
+    /// leased, since the tokens could serve no later charge.
     fn ask_aside(&self, charge: &Charge<'_>, now: Time) {
         let AppliedLimit { limit, rule } = charge.applied;
         let policy = LeasePolicy::of(limit, rule.map(AsRef::as_ref), self.options.wait_min);
@@ -453,7 +454,8 @@ impl Shared {
         self.note_active(charge.domain(), now);
         let place = self.with_state(charge, now, WAITER_BYTES, |state, visit| {
             let reply = state.enqueue(charge, visit);
-            // No request waits for it, so a shard under load sheds it before those of requests.
+            // No request waits for the ask, so a shard under load sheds it before the asks of
+            // requests.
             let asks = visit.asks.iter_mut().filter(|ask| ask.purpose == Purpose::Request);
             asks.for_each(|ask| ask.purpose = Purpose::Ahead);
             reply
@@ -463,8 +465,8 @@ impl Shared {
         drop(PlaceInQueue::new(self, charge, reply, now));
     }
 
-    /// Runs `act` on the key of `charge`, then does what that leads to. It may add up to `room` bytes
-    /// to what waits at the key.
+    /// Runs `act` on the key of `charge`, then carries out its effects. `act` may add up to `room`
+    /// bytes to the requests that wait at the key.
     fn with_state<R>(
         &self,
         charge: &Charge<'_>,
@@ -492,7 +494,7 @@ impl Shared {
         Ok(result)
     }
 
-    /// Runs `act` on the state of `key`, if it has one, then does what that leads to. `previous` is
+    /// Runs `act` on the state of `key`, if it has one, then carries out its effects. `previous` is
     /// the key of the same count under the secret before.
     fn with_existing<R>(
         &self,
@@ -522,7 +524,7 @@ impl Shared {
             let debt = state.reply(&reply, visit);
             let pods = if debt.returned > 0 { self.pods.of(state.domain()) } else { 1 };
             if self.orders.was_reset_since(key, reply.asked_at) {
-                // It may be about the count that was deleted.
+                // The reply may be about the count that was deleted.
                 state.forget_count();
             }
             state.watch(visit);
@@ -540,8 +542,9 @@ impl Shared {
         self.failure_modes.note_unmetered(debt.unmetered);
     }
 
-    /// No request waits for a return. Tokens that the store did not take are still held; tokens lost
-    /// on the way end with their lease. What was owed is still owed unless the store has answered.
+    /// No request waits for a return. Tokens that the store did not take are still held; tokens
+    /// lost on the way end with their lease. Costs that were owed are still owed unless the store
+    /// has answered.
     fn on_reply_to_return(&self, reply: &Reply, now: Time) {
         let Ask { key, owed, .. } = reply.ask;
         let is_owed = |error: &StoreError| error.is_not_applied() || owed > 0;
@@ -576,9 +579,9 @@ impl Shared {
         }
     }
 
-    /// Does what a visit has led to. Its asks for its key name the key that its count has under the
-    /// secret before, if there is one. Refused asks are answered within this call, through
-    /// [`Shared::on_reply`], so no lock of a key may be held.
+    /// Carries out the effects of a visit. The asks for the visited key also name the key that its
+    /// count has under the secret before, if there is one. Refused asks are answered within this
+    /// call, through [`Shared::on_reply`], so no lock of a key may be held.
     fn finish(&self, visit: Visit<'_>, previous: Option<Key>) {
         let Visit { key, now, asks, starts_watch, .. } = visit;
         if starts_watch {
@@ -607,8 +610,8 @@ impl Shared {
 // way. Then one *overflow* key of the rule, or of an override's limit in its domain, stands in for
 // all further keys. The overflow key counts as any key does, on every pod and in the store, under
 // the same limit: the keys that share it are denied too soon rather than too late, and all of them
-// together get what one of them would have got. What such a key was charged on its own, earlier in
-// the window or on another pod, comes on top: at most the limit once more.
+// together get as many tokens as one of them would have got. The hits that such a key was charged
+// on its own, earlier in the window or on another pod, come on top: at most the limit once more.
 //
 // A key that has its own entry, as a constantly used key has, never comes here. Overflow keys are
 // kept apart from the full table, so that the keys that fill it cannot evict them.
@@ -654,8 +657,8 @@ impl Charge<'_> {
 /// machine: a quarter of Envoy's default timeout of 20 ms.
 const ANSWER_MARGIN: Duration = Duration::from_millis(5);
 
-/// How long an Envoy that has closed all its connections is waited for, before what its requests hold
-/// is released: a connection that broke is made again within a second.
+/// How long an Envoy that has closed all its connections is waited for, before the holds of its
+/// requests are released: a connection that broke is made again within a second.
 pub const START_GRACE: Duration = Duration::from_secs(3);
 
 /// Number of pods that are assumed to share a domain until the store has said how many do. Too
@@ -671,16 +674,17 @@ pub struct Options {
     /// The longest time that a request may wait if its caller names a deadline; values below
     /// `wait_min` count as `wait_min`.
     pub wait_max: Duration,
-    /// Bytes that the buffers of all keys may take; [`Table`] says what is counted. A 32nd of it,
-    /// at most 1.5 MiB, is for the queue of keys that may be idle. Requests that wait for a lease,
-    /// and state that only few keys have, take up to 16 MiB in addition, and the lease client's
-    /// queues 4352 asks for each shard.
+    /// Bytes that the buffers of all keys may take; [`Table`] says which bytes are counted. A 32nd
+    /// of it, at most 1.5 MiB, is for the queue of keys that may be idle. Requests that wait for a
+    /// lease, and state that only few keys have, take up to 16 MiB in addition, and the lease
+    /// client's queues 4352 asks for each shard.
     ///
     /// [`Table`]: crate::buffer::table::Table
     pub buffer_bytes_max: usize,
     /// The number of this pod among those that share the store; the pod draws it itself.
     pub pod: u64,
-    /// How long after the last connection of an Envoy was closed by it what it has started is released.
+    /// The time from when an Envoy closed its last connection until the requests that it started
+    /// are released.
     pub start_grace: Duration,
     /// A name of this pod that operators recognise, such as the name of its host.
     pub name: Box<str>,
@@ -758,24 +762,25 @@ impl Default for RoundTrips {
     }
 }
 
-// === What a pod knows of one key, for people who ask why a request was denied ===
+// === A pod's view of one key, for people who ask why a request was denied ===
 
-/// What a pod knows of a key.
+/// A pod's view of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyView {
     /// Tokens that it holds.
     pub tokens: u64,
-    /// Tokens left at the store by its last reply; `None` if that is out of date.
+    /// Tokens left at the store by its last reply; `None` if the reply is out of date.
     pub left: Option<u64>,
-    /// Time until the limit is as if nothing had been charged, or has a token again if none is left;
-    /// `None` if that is not known.
+    /// Time until the limit is as if nothing had been charged, or has a token again if none is
+    /// left; `None` if that is not known.
     pub resets_after: Option<Duration>,
     /// Whether the pod denies a charge without asking the store.
     pub denies: bool,
 }
 
 impl Limiter {
-    /// What is known here of the key of `charge`, which is not changed; `None` if nothing is.
+    /// Returns this pod's view of the key of `charge`, and does not change the key; `None` if the
+    /// pod has no state of it.
     pub fn view(&self, charge: &Charge<'_>) -> Option<KeyView> {
         let now = self.shared.clock.now();
         self.shared.table.with_existing(charge.own, |state| state.view(now))

@@ -12,7 +12,7 @@ use crate::pod::PodRecord;
 
 pub use self::place::Place;
 
-/// An order for one key: what to do, who gave it, and when.
+/// An order for one key: its action, who gave it, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Order {
     /// The action of each pod.
@@ -24,7 +24,7 @@ pub struct Order {
 /// The action of each pod on the key of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// The key counts from nothing: its count has been deleted, and pods forget what they know of it.
+    /// The key counts from nothing: its count has been deleted, and pods forget its state.
     Reset,
     /// Pods deny every charge of the key for this long.
     Block(Duration),
@@ -53,7 +53,7 @@ pub struct Blocked {
     pub note: Note,
 }
 
-/// What a store says about orders.
+/// A store's report about orders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ordered {
     /// An order was given just now; the time of a block is the remaining time.

@@ -1,8 +1,8 @@
-//! The record of a pod in the store, for the tools of operators: its name, how far it has
-//! followed orders, and fingerprints of what decides its keys.
+//! The record of a pod in the store, for the tools of operators: its name, how far it has followed
+//! orders, and fingerprints of the secret and the rules that decide its keys.
 //!
-//! Nothing here counts or decides. A pod of an older version has no record, and further words in the
-//! record of a newer one are skipped.
+//! Nothing here counts or decides. A pod of an older version has no record, and further words in
+//! the record of a newer one are skipped.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -26,8 +26,8 @@ pub struct PodRecord {
     pub secret: u64,
     /// The fingerprint of the secret that this one replaces, if one is being replaced.
     pub previous: Option<u64>,
-    /// The fingerprints of the keys in each domain ([`KeyHasher::fingerprint_in`]); `None` while there
-    /// are no rules, and of a pod with more than [`DOMAINS_MAX`] domains.
+    /// The fingerprints of the keys in each domain ([`KeyHasher::fingerprint_in`]); `None` while
+    /// there are no rules, and of a pod with more than [`DOMAINS_MAX`] domains.
     pub domains: Option<Box<[u32]>>,
     /// The last order of the store that the pod follows; `None` before the first one.
     pub followed: Option<Place>,
@@ -104,8 +104,8 @@ impl PodRecord {
         Some(record)
     }
 
-    /// Whether the pod makes the same keys in `domain` as a program with this secret and the rules of
-    /// this fingerprint; `None` if the pod does not say.
+    /// Whether the pod makes the same keys in `domain` as a program with this secret and the rules
+    /// of this fingerprint; `None` if the pod does not say.
     pub fn makes_keys_of(&self, domain: &str, hasher: &KeyHasher, rules: u64) -> Option<bool> {
         let own = hasher.fingerprint_in(domain, rules);
         self.domains.as_ref().map(|domains| domains.contains(&own))

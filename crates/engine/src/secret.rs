@@ -65,7 +65,7 @@ impl SecretFile {
     /// Reads the secret. One line break at the end is removed, since editors and `echo` write one.
     ///
     /// # Errors
-    /// What is wrong with the file, phrased to follow the words "the file"; contains nothing of its
+    /// The fault of the file, phrased to follow the words "the file"; contains nothing of its
     /// content.
     pub fn read(&self) -> Result<Secret, String> {
         let mut bytes = Vec::new();

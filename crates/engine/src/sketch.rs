@@ -7,10 +7,10 @@
 //! that often before it had a counter, so that count is kept as the counter's error.
 //!
 //! Hence, for every key that has a counter, `at_least` ≤ true count ≤ `at_most`; and every key that
-//! makes up more than one part in [`WAYS`] of what its set has seen has a counter. Because of the
-//! sets, noting a key costs the same for any size of the sketch: only one set is searched. The
-//! caller may admit new keys at random instead ([`Sketch::note_if`]), so that the many rare keys do
-//! not displace the frequent ones. Pure.
+//! makes up more than one part in [`WAYS`] of the keys that its set has seen has a counter. Because
+//! of the sets, noting a key costs the same for any size of the sketch: only one set is searched.
+//! The caller may admit new keys at random instead ([`Sketch::note_if`]), so that the many rare
+//! keys do not displace the frequent ones. Pure.
 
 use ratelease_rules::key::Key;
 

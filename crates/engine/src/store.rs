@@ -30,12 +30,12 @@ pub use crate::ask::{Ask, Deposit, Grant, Purpose, Return, Slots};
 /// Each ask is one atomic step on one count ([`Ask::counter`]), taken at the store's own time (the
 /// only wall clock) by the arithmetic of its limit's algorithm, [`crate::algorithm`]:
 ///
-/// 1. [`Ask::back`] is credited first, never beyond what was debited. A late return of a lease,
+/// 1. [`Ask::back`] is credited first, never more than was debited. A late return of a lease,
 ///    identified by its epoch, credits nothing. A leaky bucket credits nothing at all, since its
 ///    slots pass whether they are used or not.
-/// 2. If [`Ask::need`] is more than what is left, nothing is granted and, where
-///    [`Ask::charge_denied`] is set, what is left is spent (except for a leaky bucket: a slot that
-///    this charge did not get serves the next charge). Otherwise `min(max(want, need), left)`
+/// 2. If [`Ask::need`] is more than the tokens left, nothing is granted and, where
+///    [`Ask::charge_denied`] is set, the tokens left are spent (except for a leaky bucket: a slot
+///    that this charge did not get serves the next charge). Otherwise `min(max(want, need), left)`
 ///    tokens are granted, debited *before* the reply leaves, so that the tokens handed out never
 ///    exceed the limit, even if the reply is lost.
 /// 3. Every count expires by itself once it is equivalent to no count.
@@ -48,14 +48,15 @@ pub use crate::ask::{Ask, Deposit, Grant, Purpose, Return, Slots};
 ///
 /// 1. [`Ask::deposit`] is put in. If the pool is empty or holds tokens of the same epoch, the
 ///    tokens are added, and all of them end at the earliest end of their leases. For a fixed or
-///    sliding window, whose epochs are windows, tokens of a newer window replace those of an older
-///    one, and a deposit of an older window is dropped. For a token bucket, whose epochs are times,
-///    tokens of all epochs are added up, and the pool keeps the oldest epoch. A deposit of no
-///    tokens, or for less than a millisecond, changes nothing. A lease that has yet to start must
-///    not be put in.
-/// 2. If [`Ask::need`] is at most what the pool holds, the pool lends `min(max(want, need), held)`
-///    tokens, otherwise none. A pool never denies: [`Ask::charge_denied`] and [`Ask::next_window`]
-///    are ignored, and [`Grant::overdrawn`] is never set.
+///    sliding window, whose epochs are windows, tokens of a newer window replace the tokens of an
+///    older one, and a deposit of an older window is dropped. For a token bucket, whose epochs are
+///    times, tokens of all epochs are added up, and the pool keeps the oldest epoch. A deposit of
+///    no tokens, or for less than a millisecond, changes nothing. A lease that has yet to start
+///    must not be put in.
+/// 2. If [`Ask::need`] is at most the number of tokens in the pool, `held`, the pool lends
+///    `min(max(want, need), held)` tokens, otherwise none. A pool never denies:
+///    [`Ask::charge_denied`] and [`Ask::next_window`] are ignored, and [`Grant::overdrawn`] is
+///    never set.
 /// 3. [`Ask::back`] is ignored: tokens return to the key's own count.
 ///
 /// A leaky bucket has no pools, since its slots are spaced; a sliding log is never leased, so that
@@ -71,9 +72,10 @@ pub use crate::ask::{Ask, Deposit, Grant, Purpose, Return, Slots};
 ///
 /// # Slots
 ///
-/// A count of slots ([`crate::algorithm::concurrency`]) keeps what each pod holds, which an ask
-/// states ([`Ask::slots`]). So of the clauses above only the second applies, without the spending;
-/// [`Ask::back`] is ignored, and an ask without slots is a look. Such a count has no pools.
+/// A count of slots ([`crate::algorithm::concurrency`]) keeps the slots that each pod holds, as an
+/// ask states them ([`Ask::slots`]). So of the clauses above only the second applies, without the
+/// spending; [`Ask::back`] is ignored, and an ask without slots is a look. Such a count has no
+/// pools.
 ///
 /// # Lost replies
 ///
@@ -86,8 +88,8 @@ pub trait Store: Send + Sync + 'static {
     /// together. Advisory: a stale answer costs time, never correctness.
     fn shard(&self, ask: &Ask) -> usize;
 
-    /// The key whose name the ask visits besides that of its own, since the count moves between the
-    /// two while a secret is replaced; `None` if there is none. Advisory, as [`Store::shard`] is.
+    /// The key of the other name that the ask visits, since the count moves between two names while
+    /// a secret is replaced; `None` if there is none. Advisory, as [`Store::shard`] is.
     fn other_name(&self, _ask: &Ask) -> Option<Key> {
         None
     }
@@ -136,7 +138,8 @@ pub trait Store: Send + Sync + 'static {
         Box::pin(std::future::ready(Err(StoreError::Refused(NO_ORDERS.to_owned()))))
     }
 
-    /// The record of the pod of this number in the store that counts `ask`; `None` if there is none.
+    /// The record of the pod of this number in the store that counts `ask`; `None` if there is
+    /// none.
     fn read_pod<'a>(&'a self, _ask: &'a Ask, _pod: u64) -> PodFuture<'a> {
         Box::pin(std::future::ready(Err(StoreError::Refused(NO_ORDERS.to_owned()))))
     }
@@ -167,13 +170,13 @@ pub trait Store: Send + Sync + 'static {
     fn describe(&self) -> String;
 }
 
-/// What [`Store::lend`] returns.
+/// The result of [`Store::lend`].
 pub type GrantFuture<'a> = Pin<Box<dyn Future<Output = Result<Grant, StoreError>> + Send + 'a>>;
 
 /// Why a store whose counts are of one process takes no orders.
 const NO_ORDERS: &str = "its counts are of one process, which follows no orders";
 
-/// What [`Store::order`] and [`Store::clear`] return.
+/// The result of [`Store::order`] and [`Store::clear`].
 pub type OrderFuture<'a> = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send + 'a>>;
 
 /// The result of [`Store::read_orders`]: the orders of each store.
@@ -191,10 +194,10 @@ pub type PodFuture<'a> =
 pub type HoldersFuture<'a> =
     Pin<Box<dyn Future<Output = Result<Vec<Holder>, StoreError>> + Send + 'a>>;
 
-/// What [`Store::ready`] returns.
+/// The result of [`Store::ready`].
 pub type ReadyFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// What [`Store::beat`] returns: the number of live pods, including this one unless it leaves.
+/// The result of [`Store::beat`]: the number of live pods, including this one unless it leaves.
 pub type PodCountFuture<'a> = Pin<Box<dyn Future<Output = Result<u32, StoreError>> + Send + 'a>>;
 
 /// A pod's heartbeat. Pods that share counts see each other's heartbeats.
@@ -204,7 +207,7 @@ pub struct Heartbeat {
     pub pod: u64,
     /// How long the pod counts as alive without another heartbeat.
     pub lasts: Duration,
-    /// The pod leaves now, and has given back what it held.
+    /// The pod leaves now, and has given back its tokens.
     pub leaves: bool,
     /// The domain whose pods are counted, as a keyed hash; `None` counts the pods of all domains.
     pub domain: Option<Key>,
@@ -260,7 +263,7 @@ pub enum StoreError {
     Elsewhere {
         /// The key that has this name; `None` if it is not known.
         at: Option<Key>,
-        /// What failed there.
+        /// The failure of the other name's shard.
         fault: Box<StoreError>,
         /// Whether the ask was certainly not applied.
         is_not_applied: bool,
@@ -279,10 +282,11 @@ pub enum StoreError {
 // === impl StoreError ===
 
 impl StoreError {
-    /// Whether the ask was certainly not applied, so that the pod still holds what it gives back.
+    /// Whether the ask was certainly not applied, so that the pod still holds the tokens of its
+    /// return.
     pub fn is_not_applied(&self) -> bool {
         match self {
-            // It was not sent.
+            // The ask was not sent.
             Self::QueueFull | Self::NoRoom | Self::Closed | Self::Unavailable | Self::Shed => true,
             // The store said so.
             Self::Refused(_) | Self::ForeignValue | Self::Full(_) => true,
@@ -305,7 +309,7 @@ impl StoreError {
 
 // === Which store owns the counts, and how to open it ===
 
-/// Which store owns the counts.
+/// The settings that say which store owns the counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant)] // there is one a process
 pub enum StoreSettings {
@@ -329,7 +333,7 @@ pub enum StoreSettings {
 pub struct NamedRedis {
     /// The store's name in rules.
     pub name: Box<str>,
-    /// Its Redis.
+    /// The Redis of this store.
     pub redis: RedisSettings,
 }
 

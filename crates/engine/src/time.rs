@@ -21,7 +21,7 @@ pub struct Clock {
 /// How the clock counts the time for which the machine was suspended.
 #[derive(Debug, Clone, Copy)]
 enum Suspension {
-    /// It stands still meanwhile, as tokio's clock does.
+    /// The clock stands still meanwhile, as tokio's clock does.
     Left,
     /// The system counts it; its time when the clock was started, in nanoseconds.
     #[cfg(target_os = "linux")]
@@ -157,7 +157,11 @@ pub struct CompactU64(u16);
 
 /// The unit in which a [`CompactDuration`] counts, in nanoseconds, by its two highest bits.
 const UNITS: [u64; 4] = [1_000, 1_000_000, 1_000_000_000, 60_000_000_000];
+
+/// The position of the two bits of a [`CompactDuration`] that choose its unit.
 const UNIT_AT: u32 = 30;
+
+/// The largest count that the bits below its unit hold.
 const COUNT_MAX: u32 = (1 << UNIT_AT) - 1;
 
 /// Bits of a [`CompactU64`] below its exponent.

@@ -15,7 +15,8 @@ use crate::time::Time;
 /// Stands for a rule's path where the request itself named the limit.
 pub const OVERRIDE: &str = "override";
 
-/// What remains where a rule allows everything, as the reference answers it.
+/// The remaining tokens that an answer shows where a rule allows everything, as in the reference
+/// implementation.
 pub const UNLIMITED: u64 = u32::MAX as u64;
 
 /// The answer to one request.
@@ -31,7 +32,7 @@ pub struct Verdict<'r> {
     pub shadowed: bool,
     /// Dynamic metadata for Envoy, if asked for.
     pub metadata: Option<Map<String, Value>>,
-    /// Names what the request has started, if it holds anything until its end.
+    /// The name of the request's start, if it holds anything until its end.
     pub started: Option<StartId>,
 }
 
@@ -56,27 +57,29 @@ pub struct Status<'r> {
     pub remaining: u64,
     /// Time until the window ends, where that is known.
     pub reset_after: Option<Duration>,
-    /// What was counted, and how it was decided; `None` where nothing was counted.
+    /// The hits that were counted, and the source of that decision; `None` where nothing was
+    /// counted.
     pub counted: Option<Counted>,
 }
 
-/// What was counted for one descriptor, and how that was decided, for observers of decisions.
+/// The hits that were counted for one descriptor, and the source of that decision, for observers of
+/// decisions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counted {
     /// The key that was charged.
     pub key: Key,
     /// Hits that were charged, or would have been; 0 only looks.
     pub hits: u64,
-    /// For a charge over the limit that spends what was left: that number of tokens, as far as is
+    /// For a charge over the limit that spends the remaining tokens: their number, as far as is
     /// known.
     pub fitted: u64,
     /// The limit was exceeded, even if the rule's mode lets the request pass.
     pub over: bool,
-    /// What made the decision.
+    /// The source of the decision.
     pub how: DecisionSource,
 }
 
-/// What made the decision.
+/// The source of a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DecisionSource {
     /// This pod, from the tokens and the information that it held.
@@ -98,7 +101,7 @@ pub struct AppliedLimit<'r> {
     pub rule: Option<&'r Arc<Rule>>,
 }
 
-/// A request that was decided, for what records decisions.
+/// A request that was decided, for recorders of decisions.
 #[derive(Debug, Clone, Copy)]
 pub struct Decision<'a, 'q, 'r> {
     /// The request.
@@ -114,7 +117,7 @@ pub struct Decision<'a, 'q, 'r> {
 /// Settings that change how answers are made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Modes {
-    /// Everything passes; the statuses still show what is over its limit.
+    /// Everything passes; the statuses still show which descriptors are over their limit.
     pub shadow: bool,
     /// Every rule is a quota rule.
     pub quota: bool,
@@ -291,8 +294,8 @@ impl<'r> Status<'r> {
 
 /// After a step back of the store's clock, the count may belong to a window that lies in the
 /// future. Such a window ends later than clients expect of the unit, so this returns the longest
-/// that the limit may take to have a token again, and clients ask again then. A debt that is carried
-/// over may take any number of windows.
+/// that the limit may take to have a token again, and clients ask again then. A debt that is
+/// carried over may take any number of windows.
 fn within_windows(reset_after: Duration, applied: AppliedLimit<'_>, remaining: u64) -> Duration {
     let longest = applied.limit.window_max();
     let counting = counting(applied.limit);
@@ -354,9 +357,9 @@ fn descriptor(descriptor: &Descriptor<'_>) -> Value {
     fields
 }
 
-/// Adds what `from` has and `into` lacks, at every depth: the first to set a scalar wins. `from` is
-/// copied, never linked: the reference implementation links it, and one answer's merge shows in the
-/// next.
+/// Adds the fields of `from` that `into` lacks, at every depth: the first to set a scalar wins.
+/// `from` is copied, never linked: the reference implementation links it, and one answer's merge
+/// shows in the next.
 fn merge(into: &mut Map<String, Value>, from: &Map<String, Value>) {
     for (name, value) in from {
         match (into.get_mut(name), value) {

@@ -1,29 +1,29 @@
 //! The C interface as Envoy 1.40 has it: types, and the callbacks that the module uses.
 //!
-//! Names, orders of fields and numbers are those of `abi.h` in Envoy's
+//! Names, orders of fields and numbers are as in `abi.h` in Envoy's
 //! `source/extensions/dynamic_modules/abi`. Names of functions lose their prefix
 //! `envoy_dynamic_module_callback_` here.
 
 use std::ffi::{c_char, c_void};
 
-/// Bytes that Envoy owns. They live until the hook that they were obtained in returns, or a
-/// callback changes what they belong to.
+/// Bytes that Envoy owns. They live until the hook that obtained them returns, or until a callback
+/// changes the object that they belong to.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct EnvoyBuffer {
-    /// Null if there are none.
+    /// Null if there are no bytes.
     pub ptr: *const c_char,
-    /// Their number.
+    /// The number of bytes.
     pub length: usize,
 }
 
-/// Bytes that the module owns. Envoy copies what it keeps before the callback returns.
+/// Bytes that the module owns. Envoy copies the bytes that it keeps before the callback returns.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ModuleBuffer {
-    /// Null if there are none.
+    /// Null if there are no bytes.
     pub ptr: *const c_char,
-    /// Their number.
+    /// The number of bytes.
     pub length: usize,
 }
 
@@ -43,15 +43,15 @@ pub struct EnvoyHeader {
 pub struct ModuleHeader {
     /// The name.
     pub key_ptr: *const c_char,
-    /// Its length.
+    /// The length of the name in bytes.
     pub key_length: usize,
     /// The value.
     pub value_ptr: *const c_char,
-    /// Its length.
+    /// The length of the value.
     pub value_length: usize,
 }
 
-/// What Envoy calls once the module has shut down.
+/// A callback of Envoy for a module that has shut down.
 pub type ShutdownDone = unsafe extern "C" fn(*mut c_void);
 
 /// The name and the version of the interface that this crate declares. Envoy 1.40 expects it, and
@@ -60,7 +60,7 @@ pub const VERSION: &std::ffi::CStr = c"v0.2.0";
 
 /// A number of `envoy_dynamic_module_type_http_header_type`.
 pub const REQUEST_HEADERS: u32 = 0;
-/// The same of response headers.
+/// The number of response headers as a kind of headers.
 pub const RESPONSE_HEADERS: u32 = 2;
 
 /// Declares callbacks by the names that they have after the common prefix.
@@ -106,7 +106,7 @@ callbacks! {
     /// All headers, into a place for as many as there are.
     "envoy_dynamic_module_callback_http_get_headers"
     fn get_headers(filter: *mut c_void, kind: u32, result: *mut EnvoyHeader) -> bool;
-    /// Adds a header beside those of its name.
+    /// Adds a header; headers of its name stay.
     "envoy_dynamic_module_callback_http_add_header"
     fn add_header(filter: *mut c_void, kind: u32, key: ModuleBuffer, value: ModuleBuffer) -> bool;
     /// Replaces all headers of a name.
@@ -155,12 +155,12 @@ callbacks! {
     /// The name of the cluster that the route sends the request to.
     "envoy_dynamic_module_callback_http_get_cluster_name"
     fn get_cluster_name(filter: *mut c_void, result: *mut EnvoyBuffer) -> bool;
-    /// What `per_route_config_new` made for the most specific of route, virtual host and
+    /// The result of `per_route_config_new` for the most specific of route, virtual host and
     /// configuration; null if there is none.
     "envoy_dynamic_module_callback_get_most_specific_route_config"
     fn get_most_specific_route_config(filter: *mut c_void) -> *const c_void;
 
-    /// Makes what wakes the stream from another thread; in the worker's thread.
+    /// Makes a scheduler, which wakes the stream from another thread. In the worker's thread.
     "envoy_dynamic_module_callback_http_filter_scheduler_new"
     fn scheduler_new(filter: *mut c_void) -> *mut c_void;
     /// Posts an event to the stream's worker, in any thread.
@@ -177,7 +177,7 @@ callbacks! {
     /// The body of the answer to an admin request; only in that hook.
     "envoy_dynamic_module_callback_bootstrap_extension_admin_set_response"
     fn admin_set_response(config: *mut c_void, body: ModuleBuffer);
-    /// Makes what wakes the extension in the main thread.
+    /// Makes a scheduler, which wakes the extension in the main thread.
     "envoy_dynamic_module_callback_bootstrap_extension_config_scheduler_new"
     fn config_scheduler_new(config: *mut c_void) -> *mut c_void;
     /// Posts an event to the main thread, in any thread.

@@ -26,8 +26,10 @@ unsafe impl Send for ConfigScheduler {}
 
 impl BootstrapHost<'_> {
     /// # Safety
-    /// `config` is the Envoy object that the present hook was called with or that its extension
-    /// was made with, the thread is the main one, and the result is dropped within the hook.
+    ///
+    /// `config` is an Envoy object: the one that the present hook was called with, or the one that
+    /// its extension was made with. The thread is the main one. The result is dropped within the
+    /// hook.
     pub(crate) unsafe fn new(config: *mut c_void) -> Self {
         Self { config, hook: PhantomData }
     }
@@ -40,7 +42,7 @@ impl BootstrapHost<'_> {
         unsafe { abi::register_admin_handler(self.config, prefix, help, true, false) }
     }
 
-    /// What wakes this extension; `None` if Envoy has none for it.
+    /// The scheduler that wakes this extension; `None` if Envoy has none for it.
     pub fn scheduler(&self) -> Option<ConfigScheduler> {
         // SAFETY: the configuration is the hook's.
         NonNull::new(unsafe { abi::config_scheduler_new(self.config) }).map(ConfigScheduler)

@@ -132,7 +132,7 @@ macro_rules! __hooks {
             #[unsafe(export_name = $symbol)]
             #[allow(unused_unsafe, unreachable_pub, clippy::unused_unit, clippy::missing_safety_doc)]
             pub unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
-                // SAFETY: Envoy calls the hook with what it was given for it.
+                // SAFETY: Envoy calls the hook with the arguments that its interface documents.
                 unsafe { $body }
             }
         )*

@@ -1,4 +1,4 @@
-//! Stands for Envoy in tests: what its callbacks do, in memory, and its calls of the hooks.
+//! A stand-in for Envoy in tests: callbacks that work in memory, and calls of the hooks.
 //!
 //! The crate under test defines the callbacks' symbols with [`fake_host!`](crate::fake_host!).
 //! Pointers go the same ways as in Envoy, so that a test under Miri or AddressSanitizer sees them.
@@ -19,12 +19,12 @@ pub type Header = (Vec<u8>, Vec<u8>);
 /// Something to run once, within a callback.
 type Once = RefCell<Option<Box<dyn FnOnce()>>>;
 
-/// What a filter answered.
+/// The response of a filter.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Response {
-    /// Of HTTP.
+    /// The HTTP status.
     pub status: u32,
-    /// In the order that the module gave.
+    /// The headers, in the order that the module gave.
     pub headers: Vec<Header>,
     /// The body.
     pub body: Vec<u8>,
@@ -60,7 +60,7 @@ pub struct FakeStream {
     pub filter_state: RefCell<BTreeMap<String, Vec<u8>>>,
     /// The route's cluster.
     pub cluster: RefCell<Option<Vec<u8>>>,
-    /// What `per_route_config_new` has returned.
+    /// The pointer that `per_route_config_new` has returned.
     pub route: Cell<Option<*const c_void>>,
     /// The answer, once there is one.
     pub answered: RefCell<Option<Response>>,
@@ -94,7 +94,7 @@ pub struct FakeConfig<M: Module> {
     of: PhantomData<M>,
 }
 
-/// What a route configures.
+/// The configuration of a route.
 pub struct FakeRoute<M: Module> {
     module: *const c_void,
     of: PhantomData<M>,
@@ -128,7 +128,7 @@ pub fn set_runtime(key: &str, number: u64) {
     RUNTIME.with_borrow_mut(|runtime| runtime.insert(key.to_owned(), number));
 }
 
-/// Says in this thread whether Envoy only checks its configuration.
+/// Sets whether Envoy, in this thread, only checks its configuration.
 pub fn set_validation_mode(is_validation: bool) {
     IS_VALIDATION.set(is_validation);
 }
@@ -149,9 +149,9 @@ fn text(buffer: ModuleBuffer) -> String {
     String::from_utf8_lossy(&bytes(buffer)).into_owned()
 }
 
-/// A copy of what the module owns.
+/// Copies bytes that the module owns.
 fn bytes(buffer: ModuleBuffer) -> Vec<u8> {
-    // SAFETY: it lives until the callback returns.
+    // SAFETY: the buffer lives until the callback returns.
     unsafe { EnvoyBuffer { ptr: buffer.ptr, length: buffer.length }.bytes() }.to_vec()
 }
 
@@ -244,7 +244,7 @@ impl<M: Module> FakeExtension<M> {
         unsafe { hooks::admin_request::<M>(self.module, method, path, body) }
     }
 
-    /// The hook of this name; whether Envoy has been told that it is done.
+    /// Runs the hook of this name; returns whether the hook has called Envoy's completion.
     pub fn shutdown(&self) -> bool {
         unsafe extern "C" fn done(context: *mut c_void) {
             // SAFETY: the context below.
@@ -359,7 +359,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// What the callbacks of the same names do.
+/// Doubles of the callbacks of the same names.
 #[doc(hidden)]
 #[allow(missing_docs, clippy::missing_safety_doc, reason = "called as Envoy's callbacks are")]
 pub mod callbacks {

@@ -1,4 +1,4 @@
-//! What Envoy's hooks do: they turn pointers into references, call the module, and catch its
+//! The bodies of Envoy's hooks: they turn pointers into references, call the module, and catch its
 //! panics. A panic that left a hook would abort Envoy.
 //!
 //! Pointers that the module gives to Envoy:
@@ -6,12 +6,12 @@
 //! | made by | holds | freed by |
 //! |---|---|---|
 //! | `http_filter_config_new` | a box of the configuration | `http_filter_config_destroy`, once no filter of it is left |
-//! | `http_filter_per_route_config_new` | a box of that of a route, with a tag | `http_filter_per_route_config_destroy`, once no stream has the route |
+//! | `http_filter_per_route_config_new` | a box of a route's configuration, with a tag | `http_filter_per_route_config_destroy`, once no stream has the route |
 //! | `http_filter_new` | a reference count of the filter | `http_filter_destroy`, and the hooks of it that are still running |
 //! | `bootstrap_extension_config_new` and `…_new` | a box of the extension | `bootstrap_extension_config_destroy` |
 //!
-//! All hooks of one stream run in one worker's thread; those of the bootstrap extension in the main
-//! thread.
+//! All hooks of one stream run in one worker's thread. All hooks of the bootstrap extension run in
+//! the main thread.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
@@ -28,7 +28,7 @@ use crate::stream::{Flow, Setup, Stream};
 use crate::tagged::Tagged;
 use crate::{Level, log};
 
-/// A filter with what its hooks need.
+/// A filter, with the state that its hooks need.
 pub(crate) struct FilterCell<M: Module> {
     filter: <M::Config as Config>::Filter,
     /// Lives longer: Envoy's filter object keeps its configuration.
@@ -47,10 +47,14 @@ struct BootstrapCell<M: Module> {
     config: *mut c_void,
 }
 
-/// Numbers of `envoy_dynamic_module_type_on_http_filter_request_headers_status`. Those of bodies,
-/// trailers and responses have the same 0.
+/// The number of "continue" in `envoy_dynamic_module_type_on_http_filter_request_headers_status`.
+/// The statuses of bodies, trailers and responses have the same 0.
 const CONTINUE: u32 = 0;
+
+/// The number of "stop iteration" in that enumeration.
 const STOP_ITERATION: u32 = 1;
+
+/// The number of "stop all iteration, and watermark" in that enumeration.
 const STOP_ALL_AND_WATERMARK: u32 = 4;
 
 static PANICS: AtomicU64 = AtomicU64::new(0);
@@ -60,13 +64,13 @@ pub fn panics() -> u64 {
     PANICS.load(Ordering::Relaxed)
 }
 
-/// Runs what a hook does; returns `otherwise` if it panics.
+/// Runs the body of a hook; returns `otherwise` if it panics.
 fn guard<R>(hook: &str, otherwise: R, run: impl FnOnce() -> R) -> R {
-    // What the module shares is behind locks and cells that a panic leaves usable.
+    // The module's shared state is behind locks and cells that a panic leaves usable.
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(done) => done,
         Err(payload) => {
-            // To drop it might panic again.
+            // The payload's drop might panic again.
             mem::forget(payload);
             PANICS.fetch_add(1, Ordering::Relaxed);
             log(Level::Critical, &format!("ratelease: a panic in {hook} was caught"));
@@ -91,8 +95,8 @@ impl<M: Module> FilterCell<M> {
         }
     }
 
-    /// Calls the filter for the stream `envoy` in `hook`; `None` if it panics. `conclude` makes of
-    /// that what the hook returns.
+    /// Calls the filter for the stream `envoy` in `hook`. `conclude` gets the filter's result, or
+    /// `None` if the filter panics, and makes the hook's result.
     ///
     /// # Safety
     /// The hook is running, and was called with both pointers.
@@ -123,8 +127,9 @@ pub fn program_init() -> *const c_char {
     abi::VERSION.as_ptr()
 }
 
-// Each of these is a hook of the same name: `abi.h` says when it is called. None may be called by
-// anyone but Envoy, with the pointers that it was given, which is what makes them safe.
+// Each function is the body of the hook of the same name; `abi.h` says when Envoy calls it. Only
+// Envoy may call it, with the pointers that the module has given to Envoy: that makes the pointers
+// valid.
 #[allow(clippy::missing_safety_doc, reason = "said above for all")]
 mod http {
     use super::*;
@@ -189,7 +194,7 @@ mod http {
 
     pub unsafe fn request_headers<M: Module>(envoy: *mut c_void, filter: *const c_void) -> u32 {
         let status = |cell: &FilterCell<M>, flow| match flow {
-            // It may have been answered while `Wait` was returned, or before a panic.
+            // The stream may have been answered while `Wait` was returned, or before a panic.
             _ if cell.is_over.get() => STOP_ITERATION,
             Some(Flow::Wait) => {
                 cell.waits.set(true);
@@ -214,7 +219,7 @@ mod http {
     pub unsafe fn scheduled<M: Module>(envoy: *mut c_void, filter: *const c_void, event: u64) {
         let go_on_after_panic = |cell: &FilterCell<M>, done: Option<()>| {
             if done.is_none() && cell.waits.get() && !cell.is_over.replace(true) {
-                // The hook panicked before it resumed the stream; nothing else resumes it.
+                // The hook panicked before it resumed the stream, and no other code resumes it.
                 // SAFETY: `envoy` is the stream that the hook was called for.
                 unsafe { abi::continue_decoding(envoy) };
             }
@@ -269,7 +274,7 @@ mod extension {
 
     pub unsafe fn server_initialized<M: Module>(extension: *const c_void) {
         guard("bootstrap_extension_server_initialized", (), || {
-            // SAFETY: what `new` has returned is what `config_new` has made.
+            // SAFETY: `new` has returned the pointer that `config_new` has made.
             let cell = unsafe { &*extension.cast::<BootstrapCell<M>>() };
             // SAFETY: Envoy's side of it, in the main thread.
             cell.extension.initialized(&unsafe { BootstrapHost::new(cell.config) });
@@ -291,7 +296,7 @@ mod extension {
         context: *mut c_void,
     ) {
         guard("bootstrap_extension_shutdown", (), || {
-            // SAFETY: what `new` has returned is what `config_new` has made.
+            // SAFETY: `new` has returned the pointer that `config_new` has made.
             unsafe { &*extension.cast::<BootstrapCell<M>>() }.extension.shut_down();
         });
         // SAFETY: Envoy waits for this call, with its context.

@@ -28,11 +28,11 @@ pub use stream::{Attribute, Counter, Flow, Headers, Metadata, Scheduler, Setup, 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Level {
-    /// What happened.
+    /// An event.
     Info = 2,
-    /// What may be wrong.
+    /// A possible problem.
     Warn = 3,
-    /// What is wrong.
+    /// A problem.
     Error = 4,
     /// A fault of the module itself.
     Critical = 5,

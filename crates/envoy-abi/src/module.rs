@@ -1,4 +1,5 @@
-//! What a module implements. All of it is safe code: `hooks` calls it, and catches its panics.
+//! The traits that a module implements. All of it is safe code: `hooks` calls it, and catches its
+//! panics.
 
 use crate::bootstrap::BootstrapHost;
 use crate::stream::{Flow, Setup, Stream};
@@ -7,15 +8,16 @@ use crate::stream::{Flow, Setup, Stream};
 pub trait Module: Sized + 'static {
     /// The configuration of a filter, which makes one filter for each stream.
     type Config: Config<Module = Self>;
-    /// What a route or virtual host configures for it.
+    /// The configuration of a route or virtual host for the module.
     type RouteConfig: Send + Sync + 'static;
-    /// What lives as long as Envoy's process, if the bootstrap configuration names the module.
+    /// State that lives as long as Envoy's process, if the bootstrap configuration names the
+    /// module.
     type Bootstrap: Bootstrap;
 
     /// Makes the configuration of a filter; `None` has Envoy refuse it. In the main thread.
     fn config(setup: &mut Setup<'_>, name: &[u8], config: &[u8]) -> Option<Self::Config>;
 
-    /// Makes that of a route; `None` has Envoy refuse it. In the main thread.
+    /// Makes the configuration of a route; `None` has Envoy refuse it. In the main thread.
     fn route_config(name: &[u8], config: &[u8]) -> Option<Self::RouteConfig>;
 
     /// Makes the extension of the bootstrap configuration; `None` has Envoy not start.
@@ -38,8 +40,8 @@ pub type FilterStream<'h, F> = Stream<'h, <<F as Filter>::Module as Module>::Rou
 
 /// The filter of one stream, which lives in one worker's thread.
 ///
-/// Envoy may call one hook of a stream within another, since [`Stream::resume`] and
-/// [`Stream::respond`] run what comes next before they return. So hooks share the filter.
+/// Envoy may call one hook of a stream within another: [`Stream::resume`] and [`Stream::respond`]
+/// run the next hooks before they return. So hooks share the filter.
 pub trait Filter: 'static {
     /// The module.
     type Module: Module;

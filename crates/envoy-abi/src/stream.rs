@@ -1,4 +1,4 @@
-//! A stream as its filter sees it, and what wakes it.
+//! A stream as its filter sees it, and the scheduler that wakes it.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -14,13 +14,13 @@ use crate::{Level, log};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Metadata {
-    /// That of the stream.
+    /// The stream's metadata.
     Dynamic = 0,
-    /// That of its route.
+    /// The route's metadata.
     Route = 1,
-    /// That of the cluster that the route sends it to.
+    /// Metadata of the cluster that the route sends the stream to.
     Cluster = 2,
-    /// That of the locality of the host that it was sent to.
+    /// Metadata of the locality of the host that the stream was sent to.
     Locality = 4,
 }
 
@@ -42,9 +42,9 @@ pub enum Attribute {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Headers {
-    /// Of the request.
+    /// Headers of the request.
     Request = abi::REQUEST_HEADERS,
-    /// Of the response.
+    /// Headers of the response.
     Response = abi::RESPONSE_HEADERS,
 }
 
@@ -52,7 +52,7 @@ pub enum Headers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counter(usize);
 
-/// What may be defined while the configuration of a filter is made.
+/// The statistics that may be defined while the configuration of a filter is made.
 pub struct Setup<'h> {
     /// Envoy's configuration object, which lives at least as long as the hook `config_new`.
     config: *mut c_void,
@@ -62,24 +62,26 @@ pub struct Setup<'h> {
 /// Whether a request goes on to the next filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
-    /// It does.
+    /// The request goes on.
     Continue,
-    /// It has been answered.
+    /// The request has been answered.
     Answered,
-    /// It waits until [`Stream::resume`] or [`Stream::respond`]; its body flows no further than
-    /// this filter, and no more of it is read than Envoy's limit on buffers.
+    /// The request waits until [`Stream::resume`] or [`Stream::respond`]. Its body flows no further
+    /// than this filter, and Envoy reads no more of it than its limit on buffers.
     Wait,
 }
 
-/// A stream whose routes have configurations of type `R`, for the time of one hook. Not `Send`: callbacks run in the stream's worker.
+/// A stream whose routes have configurations of type `R`, for the time of one hook. Not `Send`:
+/// callbacks run in the stream's worker.
 ///
-/// What it lends belongs to Envoy, and lives until the hook returns or a callback changes
-/// something: so getters borrow the stream, and all else needs it mutably. [`Stream::resume`] and
-/// [`Stream::respond`] take it, since the stream may be over when they return.
+/// References that it returns belong to Envoy, and live until the hook returns or a callback
+/// changes something. So getters borrow the stream, and all other methods need it mutably.
+/// [`Stream::resume`] and [`Stream::respond`] take it, since the stream may be over when they
+/// return.
 pub struct Stream<'h, R> {
-    /// Envoy's filter object, which lives at least until the hook `http_filter_destroy` returns,
-    /// and the hook that this was made for does not return after its memory is freed: Envoy
-    /// deletes streams in a later turn of the worker.
+    /// Envoy's filter object. It lives at least until the hook `http_filter_destroy` returns, and
+    /// until the hook returns that this value was made for: Envoy deletes streams in a later turn
+    /// of the worker.
     filter: *mut c_void,
     /// Set once the request has been resumed or answered.
     is_over: &'h Cell<bool>,
@@ -99,8 +101,8 @@ unsafe impl Send for Scheduler {}
 
 impl Setup<'_> {
     /// # Safety
-    /// `config` is what Envoy gave to the hook that makes the configuration, and the result is
-    /// dropped within that hook.
+    /// `config` is the object that Envoy gave to the hook that makes the configuration, and the
+    /// result is dropped within that hook.
     pub(crate) unsafe fn new(config: *mut c_void) -> Self {
         Self { config, hook: PhantomData }
     }
@@ -181,7 +183,7 @@ impl<'h, R> Stream<'h, R> {
         if is_done { all } else { Vec::new() }
     }
 
-    /// Adds a header beside those of its name.
+    /// Adds a header; headers of its name stay.
     pub fn add_header(&mut self, of: Headers, name: &[u8], value: &[u8]) {
         // SAFETY: the filter is the hook's, and Envoy copies both.
         unsafe { abi::add_header(self.filter, of as u32, name.into(), value.into()) };
@@ -189,7 +191,7 @@ impl<'h, R> Stream<'h, R> {
 
     /// Replaces all headers of its name.
     pub fn set_header(&mut self, of: Headers, name: &[u8], value: &[u8]) {
-        // SAFETY: as above.
+        // SAFETY: the filter is the hook's, and Envoy copies both.
         unsafe { abi::set_header(self.filter, of as u32, name.into(), value.into()) };
     }
 
@@ -284,8 +286,9 @@ impl<'h, R> Stream<'h, R> {
         is_found.then(|| unsafe { found.bytes() })
     }
 
-    /// What the most specific of route, virtual host and routes configures. `None` as well if it
-    /// is another module's, or that of another copy of this one: the first time, that is logged.
+    /// The configuration of the most specific of route, virtual host and routes. `None` if there is
+    /// none, or if another module or another copy of this one made it; the first such case is
+    /// logged.
     pub fn route_config(&self) -> Option<&R> {
         // SAFETY: the filter is the hook's.
         let found = unsafe { abi::get_most_specific_route_config(self.filter) };
@@ -309,7 +312,7 @@ impl<'h, R> Stream<'h, R> {
         unsafe { abi::add_custom_flag(self.filter, flag.as_bytes().into()) };
     }
 
-    /// What wakes this stream; `None` if Envoy has none for it.
+    /// The scheduler that wakes this stream; `None` if Envoy has none for it.
     pub fn scheduler(&self) -> Option<Scheduler> {
         // SAFETY: the filter is the hook's, in its worker's thread.
         NonNull::new(unsafe { abi::scheduler_new(self.filter) }).map(Scheduler)
@@ -326,8 +329,8 @@ impl<'h, R> Stream<'h, R> {
         self.is_over.set(true);
         let mut headers: Vec<ModuleHeader> = headers.iter().map(ModuleHeader::from).collect();
         let details: ModuleBuffer = details.as_bytes().into();
-        // SAFETY: the filter is the hook's, and Envoy copies headers, body and details. What runs
-        // within the call are hooks, which share the filter with this one.
+        // SAFETY: the filter is the hook's, and Envoy copies headers, body and details. The call
+        // may run hooks, which share the filter with this one.
         unsafe {
             let (at, length) = (headers.as_mut_ptr(), headers.len());
             abi::send_response(self.filter, status, at, length, body.into(), details);
@@ -338,7 +341,7 @@ impl<'h, R> Stream<'h, R> {
     /// Goes on with a request that waits; the stream may be over when this returns.
     pub fn resume(self) {
         self.is_over.set(true);
-        // SAFETY: the filter is the hook's. What runs within the call are hooks, as in `respond`.
+        // SAFETY: the filter is the hook's. The call may run hooks, as in `respond`.
         unsafe { abi::continue_decoding(self.filter) };
     }
 }

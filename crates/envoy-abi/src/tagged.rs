@@ -13,8 +13,8 @@ pub(crate) struct Tagged<T> {
 /// Drawn once at random: the chance that another module's memory begins with it is small.
 pub(crate) const TAG: usize = 0x9d6f_2c41_e07b_58a3;
 
-/// Its address is another one in each copy of the module in the process, which may have been built
-/// of another version: what one has made, no other may read.
+/// Marks values of this copy of the module by its address, which differs from copy to copy in a
+/// process. Copies may be of different versions, so no copy may read a value that another one made.
 static COPY: AtomicU8 = AtomicU8::new(0);
 
 /// Says that this copy of the module has made a value.

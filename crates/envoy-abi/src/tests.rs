@@ -10,7 +10,7 @@ use crate::{
 
 crate::fake_host!();
 
-/// Does what the configuration says, in each hook.
+/// Does as the configuration says, in each hook.
 struct Script;
 
 struct Plan {
@@ -211,7 +211,7 @@ fn an_event_from_another_thread_resumes_a_request_that_waits() {
     let (_config, running) = begin("wait");
     assert_eq!(running.request_headers(), 4);
     assert_eq!(*running.stream.schedulers.lock().unwrap(), 1);
-    // As the filter would do it from another thread.
+    // The filter would send this event from another thread.
     running.stream.events.lock().unwrap().push(7);
     assert_eq!(running.deliver(), 1);
     assert_eq!(running.stream.resumed.get(), 1);
@@ -298,7 +298,7 @@ fn a_configuration_that_the_module_refuses_is_null() {
 #[test]
 fn what_another_module_has_made_is_no_configuration_of_a_route() {
     let (_config, running) = begin("copy");
-    // As another copy of this module tags it, with a static at another address.
+    // The tag that another copy of this module would write: its static has another address.
     let elsewhere = 0_u8;
     let foreign = [crate::tagged::TAG ^ (&raw const elsewhere).addr(), 2, 3];
     running.stream.route.set(Some((&raw const foreign).cast()));

@@ -1,8 +1,8 @@
 //! Rate limit actions: compiled from Envoy's `envoy.config.route.v3.RateLimit` messages, and from a
 //! stream to descriptors, as the rate limit filter of Envoy 1.40 makes them.
 //!
-//! Nothing here knows Envoy's interface for modules: a stream is seen through [`Stream`] alone.
-//! What a module cannot see is refused when it is compiled, each fault with its place.
+//! Nothing here knows Envoy's interface for modules: a stream is seen through [`Stream`] alone. A
+//! property that a module cannot see is refused when its action is compiled, with its place.
 
 mod action;
 mod address;
@@ -36,7 +36,8 @@ const ENTRIES: usize = 4;
 /// Maximum hits of one descriptor, as in Envoy.
 const HITS_MAX: u64 = 1_000_000_000;
 
-/// What actions read of a stream. All text is borrowed from the stream, and may be any bytes.
+/// The properties of a stream that actions read. All text is borrowed from the stream, and may be
+/// any bytes.
 pub trait Stream {
     /// The value number `index` of a request header; the name is in lower case, or one such as
     /// `:path`.
@@ -65,7 +66,8 @@ pub trait Stream {
         index: Option<u32>,
     ) -> Option<&[u8]>;
 
-    /// The same for a number.
+    /// A number of metadata; an item of a list if `index` is given. `None` if there is none, or it
+    /// is no number.
     fn metadata_number(
         &self,
         source: MetadataSource,
@@ -74,7 +76,7 @@ pub trait Stream {
         index: Option<u32>,
     ) -> Option<f64>;
 
-    /// What Envoy has counted of the stream so far.
+    /// The value that Envoy has for `count` so far.
     fn count(&self, count: Count) -> Option<u64>;
 }
 
@@ -111,15 +113,15 @@ pub enum Phase {
     Done,
 }
 
-/// Which X-RateLimit headers a descriptor asks for (`x_ratelimit_option`).
+/// The X-RateLimit headers that a descriptor asks for (`x_ratelimit_option`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RateLimitHeaders {
-    /// As the filter says.
+    /// Headers as the filter's configuration says.
     #[default]
     Inherit,
-    /// None.
+    /// No headers.
     Off,
-    /// Those of draft 03.
+    /// The headers of draft 03.
     Draft03,
 }
 
@@ -133,7 +135,7 @@ pub struct Actions {
 #[derive(Debug)]
 struct RateLimit {
     stage: u32,
-    /// The key of the runtime that says for which part of the streams it is on.
+    /// The key of Envoy's runtime with the part of the streams that the limit applies to.
     runtime_key: Option<String>,
     enabled: Fraction,
     phase: Phase,
@@ -145,18 +147,18 @@ struct RateLimit {
     headers: RateLimitHeaders,
 }
 
-/// How many hits a descriptor adds (`hits_addend`): a number, or what one operator finds in the
-/// stream.
+/// The number of hits that a descriptor adds (`hits_addend`): a constant, or a number that an
+/// operator finds in the stream.
 #[derive(Debug)]
 enum Hits {
-    /// As many as the request.
+    /// The number of hits of the request.
     OfRequest,
     Fixed(u64),
     Found(Operator),
 }
 
-/// Where a value lies in metadata, as far as a module can reach: a namespace, a key, and an item of a
-/// list.
+/// Where a value lies in metadata, as far as a module can reach: a namespace, a key, and an item of
+/// a list.
 #[derive(Debug)]
 struct MetadataKey {
     source: MetadataSource,
@@ -171,7 +173,7 @@ pub struct Drafts<'s> {
     drafts: Few<Draft<'s>>,
 }
 
-/// One descriptor, which borrows what it can from the stream.
+/// One descriptor, which borrows from the stream where it can.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Draft<'s> {
     /// Key and value of each entry. Bytes that are not UTF-8 have become U+FFFD.
@@ -184,15 +186,15 @@ pub struct Draft<'s> {
     pub hits_addend: Option<u64>,
     /// Whether the hits are given back.
     pub refund: bool,
-    /// Which X-RateLimit headers it asks for.
+    /// The X-RateLimit headers that the descriptor asks for.
     pub headers: RateLimitHeaders,
 }
 
 // === impl Actions ===
 
 impl Actions {
-    /// Compiles the messages of the field that `place` names, such as `rate_limits`. What is
-    /// faulty is left out and noted in `faults`: the result is of use only if there are none.
+    /// Compiles the messages of the field that `place` names, such as `rate_limits`. Faulty parts
+    /// are left out and noted in `faults`: the result is of use only if there are none.
     pub fn compile(messages: &[pb::RateLimit], place: &str, faults: &mut Faults) -> Self {
         let place = Place::root(place);
         if messages.len() > DESCRIPTORS_MAX {
@@ -226,7 +228,7 @@ impl Actions {
     }
 
     /// Makes the descriptors of `stream`, for a filter of this stage. There are none where no
-    /// cluster is selected, as on a redirect: Envoy limits only what it sends on.
+    /// cluster is selected, as on a redirect: Envoy limits only requests that it sends on.
     pub fn descriptors<'s>(
         &'s self,
         stream: &'s impl Stream,
@@ -296,7 +298,7 @@ impl RateLimit {
     }
 }
 
-/// Reads an override. Those of dynamic metadata lie in a struct, which a module cannot read.
+/// Reads an override. An override by dynamic metadata lies in a struct, which a module cannot read.
 fn limit_of(
     message: &pb::rate_limit::Override,
     place: &Place<'_>,
@@ -374,8 +376,8 @@ impl Hits {
         None
     }
 
-    /// The hits for a stream: `None` if what is found is no number from 0 to 10^9, and the
-    /// descriptor is left out; `Some(None)` for those of the request.
+    /// The hits for a stream. `None`: the stream's value is no number from 0 to 10^9, so the
+    /// descriptor is left out. `Some(None)`: the hits of the request count.
     #[expect(clippy::option_option, reason = "two ways to have no hits")]
     fn of(&self, stream: &impl Stream) -> Option<Option<u64>> {
         match self {
@@ -400,7 +402,7 @@ fn whole(hits: f64) -> Option<u64> {
 // === impl MetadataKey ===
 
 impl MetadataKey {
-    /// Of a namespace and a key of the dynamic metadata.
+    /// The key of a namespace's field in the dynamic metadata.
     const fn dynamic(namespace: String, key: String) -> Self {
         Self { source: MetadataSource::Dynamic, namespace, key, index: None }
     }
@@ -462,8 +464,8 @@ impl<'s> Drafts<'s> {
         self.drafts.iter()
     }
 
-    /// The request of these descriptors. `hits_addend` is that of the whole request (0 stands
-    /// for 1).
+    /// The request of these descriptors. `hits_addend` is the number of hits of the whole request
+    /// (0 stands for 1).
     pub fn request<'d>(&'d self, domain: &'d str, hits_addend: u32) -> Request<'d> {
         let descriptors = self.drafts.iter().map(Draft::descriptor).collect();
         Request { domain, descriptors, hits_addend: hits_addend.into() }

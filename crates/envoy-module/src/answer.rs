@@ -1,4 +1,4 @@
-//! What a stream gets for a verdict: as Envoy's rate limit filter gives it.
+//! The answer that a stream gets for a verdict: as Envoy's rate limit filter gives it.
 
 use envoy_types::pb::google::protobuf as pb;
 use prost::Message;
@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::actions::RateLimitHeaders;
 use crate::config::{AddedHeader, Counters, Existing, FilterConfig};
 
-/// What an answer means for its stream, without what it borrowed.
+/// The effects of an answer on its stream, without references to the answer.
 #[derive(Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Whether a limit is exceeded.
@@ -33,35 +33,42 @@ pub struct Outcome {
 /// How the descriptors of a request show in headers.
 #[derive(Debug, Clone, Default)]
 pub struct Shown {
-    /// What each descriptor asks for; empty if all are as the filter says.
+    /// The headers that each descriptor asks for. Empty if all descriptors inherit from the filter.
     pub each: Few<RateLimitHeaders>,
-    /// What the filter says.
+    /// Whether the filter's configuration asks for headers of draft 03.
     pub by_filter: bool,
 }
 
-/// What is left to do for a request: go on with the stream, or nothing.
+/// The state of a request after its verdict.
 pub enum Concluded<'h, R> {
-    /// It passes.
+    /// The request passes, and its stream goes on.
     Passes(Stream<'h, R>),
-    /// It has been answered.
+    /// The request has been answered.
     Answered,
 }
 
+/// Response code details of a denial, as Envoy's filter names it.
 const DENIED: &str = "request_rate_limited";
+
+/// Response code details of a request that failed, as Envoy's filter names it.
 const FAILED: &str = "rate_limiter_error";
 
-/// The flags that Envoy's filter sets; a module has custom ones only.
+/// The flag of a denied request, as Envoy's filter sets it; a module has custom flags only.
 const DENIED_FLAG: &str = "RL";
+
+/// The flag of a request that failed.
 const FAILED_FLAG: &str = "RLSE";
 
-/// Statuses of gRPC.
+/// The gRPC status of denials by default.
 const UNAVAILABLE: &str = "14";
+
+/// The gRPC status of denials under `rate_limited_as_resource_exhausted`.
 const RESOURCE_EXHAUSTED: &str = "8";
 
 // === impl Outcome ===
 
 impl Outcome {
-    /// What `answer` means for a stream whose descriptors show as `shown` says.
+    /// Translates `answer` for a stream whose descriptors show as `shown` says.
     pub fn of(answer: &Answer<'_>, shown: &Shown) -> Self {
         let Answer { verdict, headers } = answer;
         let is_over = verdict.code == Code::OverLimit;
@@ -87,8 +94,8 @@ impl Outcome {
     }
 }
 
-/// The X-RateLimit headers of draft 03: of the limit with the fewest tokens, among those of the
-/// descriptors that show; none if there is none.
+/// The X-RateLimit headers of draft 03. They describe the limit with the fewest tokens among the
+/// limits of the descriptors that show; without such a limit there are no headers.
 fn x_ratelimit(statuses: &[Status<'_>], shown: &Shown) -> Vec<(String, String)> {
     let is_shown = |at: usize| match shown.each.get(at) {
         None | Some(RateLimitHeaders::Inherit) => shown.by_filter,
@@ -142,8 +149,8 @@ fn value(of: &Value) -> pb::Value {
     pb::Value { kind: Some(kind) }
 }
 
-/// Gives `stream` what its outcome says. Headers for the response of a request that passes are
-/// added to `response`.
+/// Applies `outcome` to `stream`. Headers for the response of a request that passes are added to
+/// `response`.
 pub fn conclude<'h, R>(
     config: &FilterConfig,
     mut stream: Stream<'h, R>,

@@ -1,7 +1,7 @@
 //! The configuration of a filter, of a route and of the bootstrap extension, from what Envoy hands
 //! over: messages of the rate limit filter, serialized or as JSON, and JSON of settings.
 //!
-//! Every fault is reported, with its place. What a module cannot do is one.
+//! Every fault is reported, with its place. A setting that a module cannot honour is a fault.
 
 mod json;
 
@@ -21,7 +21,7 @@ use crate::actions::{Actions, Faults, Phase};
 use crate::engine::{self, Engine, Overrides};
 use crate::runtime::{ENABLED, ENFORCING, Fraction};
 
-/// What Envoy's filter waits for an answer if its configuration does not say.
+/// Timeout where the configuration names none, as in Envoy's filter.
 const TIMEOUT: Duration = Duration::from_millis(20);
 
 /// The longest that a configuration may say: a call of gRPC takes no longer either.
@@ -30,9 +30,11 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(10);
 /// Where Envoy's filter writes dynamic metadata if its configuration does not say.
 const METADATA_NAMESPACE: &str = "envoy.filters.http.ratelimit";
 
-/// The rules of Envoy's messages for added headers: how many, and the bytes of a name or a value.
-/// Envoy does not check them itself, as it does not look into the configuration of a module.
+/// Maximum number of added headers, by the rules of Envoy's messages. Envoy does not check them
+/// itself, as it does not look into the configuration of a module.
 const HEADERS_MAX: usize = 10;
+
+/// Maximum bytes of an added header's name or value, by these rules.
 const HEADER_BYTES_MAX: usize = 16_384;
 
 /// One filter in Envoy's configuration.
@@ -41,13 +43,13 @@ pub struct FilterConfig {
     pub domain: String,
     /// The rate limits of this stage are applied.
     pub stage: u32,
-    /// Which requests are limited.
+    /// The requests that are limited.
     pub kind: RequestKind,
     /// How long a request may wait; then the failure mode decides.
     pub timeout: Duration,
     /// The part of requests without an answer that are denied.
     pub failure_deny: Fraction,
-    /// Denied requests of gRPC get `RESOURCE_EXHAUSTED` in place of `UNAVAILABLE`.
+    /// `true`: denied requests of gRPC get `RESOURCE_EXHAUSTED`. `false`: they get `UNAVAILABLE`.
     pub resource_exhausted: bool,
     /// Answers carry X-RateLimit headers.
     pub x_ratelimit: bool,
@@ -61,28 +63,28 @@ pub struct FilterConfig {
     pub status_on_error: u32,
     /// Headers of denials.
     pub headers: Vec<AddedHeader>,
-    /// The part of requests that are decided, and of denials that are enforced.
+    /// The part of requests that are decided.
     pub enabled: Fraction,
-    /// See `enabled`.
+    /// The part of denials that are enforced.
     pub enforced: Fraction,
     /// Where dynamic metadata is written.
     pub metadata_namespace: String,
-    /// What routes without their own do.
+    /// The rate limits of routes without their own.
     pub limits: Limits,
-    /// Envoy's own statistics of it.
+    /// Envoy's own statistics of the filter.
     pub counters: Counters,
     /// `None` while Envoy only checks its configuration.
     pub engine: Option<Arc<Engine>>,
-    /// The rules that it brings for its domain.
+    /// The rules that the filter brings for its domain.
     given: Option<Given>,
 }
 
-/// What one route or virtual host does.
+/// The configuration of one route or virtual host.
 #[derive(Debug)]
 pub struct RouteConfig {
-    /// In place of the filter's; empty for that.
+    /// Replaces the filter's domain; empty if the route does not name one.
     pub domain: String,
-    /// In place of the filter's if there are any.
+    /// Replaces the filter's rate limits, if there are any.
     pub limits: Limits,
 }
 
@@ -102,18 +104,18 @@ pub struct Counters {
     pub over_limit: Option<Counter>,
     /// Requests that got no answer.
     pub error: Option<Counter>,
-    /// Of those, the ones that passed.
+    /// Requests that got no answer and passed.
     pub failure_mode_allowed: Option<Counter>,
 }
 
 /// Requests that a filter limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestKind {
-    /// All.
+    /// All requests.
     Both,
-    /// Those with `x-envoy-internal: true`.
+    /// Requests with `x-envoy-internal: true`.
     Internal,
-    /// The others.
+    /// Requests without that header, or with another value of it.
     External,
 }
 
@@ -124,20 +126,20 @@ pub struct AddedHeader {
     pub name: String,
     /// The value.
     pub value: String,
-    /// What becomes of headers of this name that the answer has.
+    /// The fate of headers of this name that the answer has.
     pub existing: Existing,
 }
 
-/// What an added header does with those of its name.
+/// The way in which an added header meets headers of its name in the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
-    /// It stands beside them.
+    /// The header stands beside them.
     Beside,
-    /// It is left out.
+    /// The header is left out.
     Keep,
-    /// It takes their place.
+    /// The header takes their place.
     Replace,
-    /// It takes their place, and is left out if there are none.
+    /// The header takes their place, and is left out if there are none.
     ReplaceOnly,
 }
 
@@ -147,8 +149,8 @@ type Refused = String;
 // === impl FilterConfig ===
 
 impl FilterConfig {
-    /// Reads a `RateLimit` message, serialized or as JSON, for the filter of this name. The JSON may
-    /// have the rules of its domain too; then it waits until they are in force.
+    /// Reads a `RateLimit` message, serialized or as JSON, for the filter of this name. The JSON
+    /// may have the rules of its domain too; then it waits until they are in force.
     ///
     /// # Errors
     ///
@@ -378,7 +380,8 @@ impl RequestKind {
     }
 }
 
-/// The part that the runtime says, or else the message; `default` without one.
+/// The part at the runtime's key; without one, the part that the message states; without both,
+/// `default`.
 fn fraction_of(
     message: Option<&core::RuntimeFractionalPercent>,
     default: Fraction,
@@ -475,8 +478,8 @@ fn existing_of(
     }
 }
 
-/// Decodes what `place` holds. JSON begins as no message does; its faults are noted, and what is
-/// faulty is left out.
+/// Decodes the message at `place`. A `{` marks JSON, since no message begins so. Faults of JSON are
+/// noted, and its faulty parts are left out.
 fn decode<M: Message + Default + Name>(
     bytes: &[u8],
     place: &str,
@@ -523,7 +526,7 @@ fn check_rules(domain: &str, text: &str, faults: &mut Faults) {
 ///
 /// # Errors
 ///
-/// What is no object, or no name and value.
+/// The bytes are no object, or a member is not a name with a value.
 pub fn overrides(name: &[u8], bytes: &[u8]) -> Result<Overrides, Refused> {
     const EXPECTED: &str = "expected a google.protobuf.Struct of settings: names as in docs/settings-list.md, values \
          as text, numbers or true and false";

@@ -31,11 +31,11 @@ use tower::ServiceExt;
 /// Names of settings and their values, which take precedence over the environment.
 pub type Overrides = BTreeMap<String, String>;
 
-/// What the filters need of the engine.
+/// The engine, as the filters need it.
 pub struct Engine {
     /// Decides requests, in any thread that has entered [`Engine::runtime`].
     pub service: DecisionService,
-    /// The connection that all requests count as: those of one Envoy are one client's.
+    /// The connection that all requests count as: all requests of one Envoy are one client's.
     pub peer: Peer,
     /// The runtime of the engine's thread.
     pub runtime: Handle,
@@ -56,17 +56,17 @@ struct Running {
     drain: Duration,
 }
 
-/// What the engine's thread reports once it is ready.
+/// The report of the engine's thread once it is ready.
 type Started = (DecisionService, Option<Pages>, Handle);
 
 /// Maximum time to write the last lines of the log.
 const FLUSH_MAX: Duration = Duration::from_millis(500);
 
-/// What a shutdown may take beyond the drain time, for threads that wait for a processor.
+/// Maximum time of a shutdown beyond the drain time, for threads that wait for a processor.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// Maximum time that Envoy's main thread waits until rules of a filter are in force: a second is what
-/// Envoy's watchdog reports as a long stall.
+/// Maximum time that Envoy's main thread waits until rules of a filter are in force: a second is
+/// what Envoy's watchdog reports as a long stall.
 const LOAD_MAX: Duration = Duration::from_millis(800);
 
 static ENGINE: Mutex<Option<Arc<Engine>>> = Mutex::new(None);
@@ -179,7 +179,7 @@ pub fn give(domain: &str, text: &str) -> Given {
     GIVEN.give(domain, text.as_bytes().to_vec())
 }
 
-/// Waits until what was given is in force, or is late, which is logged.
+/// Waits until the given rules are in force. Rules that are late are logged.
 ///
 /// # Errors
 ///
@@ -202,12 +202,12 @@ pub fn wait_for(given: &Given) -> Result<(), String> {
     }
 }
 
-/// Says with which settings the engine of this process is made, and returns them; without `overrides`
-/// any that have been named before.
+/// Claims the settings of this process's engine, and returns them. Without `overrides`, returns the
+/// settings that were claimed before; if there are none, claims empty ones.
 ///
 /// # Errors
 ///
-/// Others have been named before.
+/// Other settings were claimed before.
 pub fn claim(overrides: Option<&Overrides>) -> Result<Overrides, String> {
     static CLAIMED: Mutex<Option<Overrides>> = Mutex::new(None);
     let mut claimed = CLAIMED.lock();
@@ -240,7 +240,7 @@ pub fn settings(overrides: &Overrides) -> Result<Settings, String> {
     let parse = |flags: Vec<OsString>| {
         Task::parse("ratelease", ["serve".into()].into_iter().chain(flags), &env)
     };
-    // Those without a variable are flags, such as `--rules`.
+    // Names that begin with `--` are flags without a variable, such as `--rules`.
     let flags = overrides.iter().filter(|(name, _)| name.starts_with("--"));
     let flags = flags.map(|(name, value)| format!("{name}={value}").into());
     let mut faults = Vec::new();
@@ -275,7 +275,7 @@ fn unknown(overrides: &Overrides, asked: &HashSet<String>) -> Vec<String> {
 
 // The pages of the debug port, on Envoy's admin port under `/ratelease`.
 
-/// Where Envoy's admin port serves the pages, each with what Envoy's help page says of it. Envoy
+/// The paths of the pages on Envoy's admin port, each with its line on Envoy's help page. Envoy
 /// looks for the whole path.
 pub const PAGES: [(&str, &str); 5] = [
     ("/ratelease", "ratelease: an overview, and the other pages"),
@@ -319,8 +319,8 @@ impl Pages {
         if method != b"GET" {
             return (405, b"pages are read with GET\n".to_vec());
         }
-        // A host that the guard of the debug port lets through. Envoy hands over no headers, so a page
-        // of any name can read this page: `Below` leaves out the values of clients.
+        // A host that the guard of the debug port lets through. Envoy hands over no headers, so a
+        // page of any name can read this page: `Below` leaves out the values of clients.
         let request = http::Request::get(path).header("host", "localhost").body(String::new());
         let Ok(mut request) = request else { return (400, b"no such page\n".to_vec()) };
         request.extensions_mut().insert(Below(PREFIX));

@@ -24,7 +24,8 @@ pub struct RateFilter {
     state: RefCell<State>,
 }
 
-/// What is kept between hooks. No callback that may call other hooks runs while it is borrowed.
+/// The state of a stream between hooks. No callback that may call other hooks runs while it is
+/// borrowed.
 #[derive(Default)]
 struct State {
     wait: Option<Wait>,
@@ -32,24 +33,24 @@ struct State {
     response: Vec<(String, String)>,
     /// The ends of the slots that the stream has.
     ends: Option<Box<OwnedRequest>>,
-    /// What its end counts by, if it counts anything.
+    /// The configuration that the end of the stream counts by, if the end counts anything.
     done: Option<Done>,
     /// The name of the stream, if an entry has asked for it.
     name: Option<Box<str>>,
 }
 
-/// What the end of a stream counts by: the configuration of its start, which no later filter changes.
+/// The configuration of a stream's start, which the end counts by. No later filter changes it.
 struct Done {
     route: Option<Arc<RouteConfig>>,
 }
 
 /// The result of the first look at a request.
 enum Decided {
-    /// It has no descriptors.
+    /// The request has no descriptors.
     Free,
     /// The answer.
     Now(Result<Outcome, RequestError>, Option<OwnedRequest>),
-    /// It has to wait.
+    /// The request has to wait.
     Later(OwnedRequest, Shown),
 }
 
@@ -109,7 +110,7 @@ impl Filter for RateFilter {
         if let Some(ends) = ends {
             engine.settle(*ends);
         }
-        // As in Envoy's filter, nothing is counted of a stream whose request was still waiting.
+        // A stream whose request was still waiting counts nothing, as in Envoy's filter.
         if let (None, Some(done)) = (wait, done) {
             self.count_end(engine, config, &done, &stream);
         }
@@ -170,7 +171,7 @@ impl RateFilter {
         }
     }
 
-    /// Gives the stream what the outcome says.
+    /// Applies an outcome to the stream.
     fn conclude<'h>(
         &self,
         config: &FilterConfig,
@@ -185,7 +186,7 @@ impl RateFilter {
         concluded
     }
 
-    /// Counts what the end of a stream has to, without an answer.
+    /// Charges the descriptors of a stream's end, without an answer.
     fn count_end(&self, engine: &Arc<Engine>, config: &FilterConfig, done: &Done, stream: &S<'_>) {
         let route = done.route.as_deref();
         let limits = limits_of(config, route);
@@ -254,12 +255,12 @@ fn shown(config: &FilterConfig, drafts: &Drafts<'_>) -> Shown {
 // === impl Engine ===
 
 impl Engine {
-    /// Counts the memory of a request that waits: those of a few KiB are left out, since the
-    /// number of waits is bounded anyway.
+    /// Counts the memory of a waiting request. Requests of a few KiB are left out, since the number
+    /// of waits is bounded anyway.
     ///
     /// # Errors
     ///
-    /// The requests that wait have used it up; this has been counted.
+    /// The waiting requests have used up the memory; the error has been counted.
     pub fn reserve(&self, bytes: usize) -> Result<BodyReservation, RequestError> {
         let reservation = self.service.reserve_body(Transport::Grpc, &self.peer);
         let reserved = reservation.grow(bytes).and_then(|()| reservation.complete());
@@ -285,7 +286,7 @@ impl Engine {
                 owner: Owner::THIS_PROCESS,
             };
             let answered = engine.service.answer(&caller, &request, |_| ());
-            // An error has been counted, and nobody waits for it.
+            // An error has been counted, and no stream waits for the answer.
             let _ = engine.service.catch_panic(transport, answered).await;
         };
         let mut settle = Box::pin(settle);

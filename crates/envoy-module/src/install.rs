@@ -1,5 +1,5 @@
-//! `install-module DIRECTORY` copies the library of its image into a directory that the Envoy of the
-//! same pod mounts. The image has no shell that could.
+//! `install-module DIRECTORY` copies the library of its image into a directory that the Envoy of
+//! the same pod mounts. The image has no shell that could.
 
 #![forbid(unsafe_code)]
 
@@ -32,8 +32,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Copies `library`, and renames the copy when it is complete: a container that restarts never writes
-/// to a file that an Envoy has mapped.
+/// Copies `library`, and renames the copy when it is complete: a container that restarts never
+/// writes to a file that an Envoy has mapped.
 fn install(library: &Path, directory: &Path) -> io::Result<PathBuf> {
     let (installed, partial) =
         (directory.join("libratelease.so"), directory.join(".libratelease.so"));

@@ -9,10 +9,10 @@
 //! # Modules
 //!
 //! `actions` makes descriptors of a stream, as Envoy's own rate limit filter does, and sees the
-//! stream through a trait that `filter` implements. `config` reads what Envoy hands over,
-//! `engine` is the sidecar's app within this process with its pages, `filter` asks it, `wait`
-//! has a request wait there, `owned` is such a request, and `answer` gives the stream its
-//! verdict. `runtime` has what Envoy's runtime sets.
+//! stream through a trait that `filter` implements. `config` reads the configurations that Envoy
+//! hands over. `engine` is the sidecar's app within this process with its pages, and `filter` asks
+//! it. `wait` has a request wait there; `owned` is such a request. `answer` gives the stream its
+//! verdict. `runtime` reads the values of Envoy's runtime.
 
 #![forbid(unsafe_code)]
 #![allow(unreachable_pub, reason = "`pub` in a private module is what another file uses")]
@@ -51,7 +51,7 @@ pub struct Extension {
 const NO_PAGES: &str = "no pages on Envoy's admin port, which hands over no DEBUG_TOKEN; they are on \
                         DEBUG_PORT, if that is set";
 
-/// The event that says that the engine is ready.
+/// The event for an engine that is ready.
 const READY: u64 = 1;
 
 abi::export_module!(RateleaseModule);

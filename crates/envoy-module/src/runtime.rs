@@ -1,7 +1,7 @@
 //! Parts of all requests, which Envoy's runtime may set.
 //!
-//! Only Envoy's main thread can read its runtime. So a key is read when the configuration that names
-//! it is made, and not again.
+//! Only Envoy's main thread can read its runtime. So a key is read when the configuration that
+//! names it is made, and not again.
 
 use std::sync::Once;
 
@@ -14,9 +14,9 @@ pub struct Fraction(
     f64,
 );
 
-/// What Envoy's filter looks at where its configuration names no key.
+/// The key for the part of requests that are decided, where Envoy's filter names no key.
 pub const ENABLED: &str = "ratelimit.http_filter_enabled";
-/// The same of denials.
+/// The key for the part of denials that are enforced, where Envoy's filter names no key.
 pub const ENFORCING: &str = "ratelimit.http_filter_enforcing";
 
 // === impl Fraction ===
@@ -50,7 +50,8 @@ impl Fraction {
         found
     }
 
-    /// The same for a key that no configuration names: it is warned of if it matters.
+    /// The percents at a key that no configuration names; `None` if there is no whole number. The
+    /// first key with a number is warned of.
     pub fn at_known(key: &str) -> Option<Self> {
         let found = Self::quietly_at(key)?;
         Self::at(key);

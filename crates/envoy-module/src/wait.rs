@@ -16,7 +16,7 @@ use crate::config::FilterConfig;
 use crate::engine::Engine;
 use crate::owned::OwnedRequest;
 
-/// The event that says that an answer is there.
+/// The event for an answer that is there.
 pub const ANSWERED: u64 = 1;
 
 /// A request that waits. If it is dropped, the stream is woken no more, so that Envoy's worker
@@ -28,7 +28,7 @@ pub struct Wait {
     task: AbortHandle,
 }
 
-/// What the stream and the engine's thread share.
+/// The state that the stream and the engine's thread share.
 struct Shared {
     engine: Arc<Engine>,
     request: OwnedRequest,
@@ -40,12 +40,12 @@ struct Shared {
 struct Progress {
     /// `None` after the stream has ended.
     scheduler: Option<Scheduler>,
-    /// The code that takes it out settles what the request holds.
+    /// The outcome for the stream. The code that takes it out settles the request's holds.
     outcome: Option<Result<Outcome, RequestError>>,
 }
 
-/// Wakes the stream when it is dropped: a task that panics or is cancelled too lets no stream wait
-/// for ever.
+/// Wakes the stream when it is dropped, so that no stream waits for a task that panicked or was
+/// cancelled.
 struct WakeOnDrop(Arc<Shared>);
 
 // === impl Wait ===
@@ -139,7 +139,7 @@ impl Shared {
         self.end(outcome);
     }
 
-    /// Ends what a request holds whose stream is over: it has cost nothing.
+    /// Ends the holds of a request whose stream is over: the request has cost nothing.
     fn end(&self, outcome: Result<Outcome, RequestError>) {
         let Ok(Outcome { slots, held, .. }) = outcome else { return };
         let begun = slots.into_iter().chain(held);

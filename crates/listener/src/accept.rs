@@ -46,7 +46,7 @@ pub const FIELDS_MAX: usize = 64;
 
 /// Maximum size in bytes of the headers of one HTTP/2 request, as HTTP/2 counts it: with 32 bytes
 /// added for each field. A call from Envoy has a dozen fields, 1 KiB in all. A field that is only a
-/// reference to the header table takes one byte on the wire and 90 bytes in memory, so this limit
+/// reference to the header table takes one byte on the wire and 90 bytes in memory. So this limit
 /// bounds the decoded size before the fields can be counted.
 pub const HEADER_BYTES_MAX: u32 = 8 * 1024;
 
@@ -186,8 +186,9 @@ async fn serve_core<L: Accept, F>(
                 let Some((accepted, slot)) = next else { break };
                 // An error concerns only that connection.
                 if let Ok(io) = accepted.register() {
-                    // An async block would hold what it awaits twice (rust-lang/rust#62958), and a
-                    // crowd of connections would take that much more memory.
+                    // An async block would hold the future that it awaits twice
+                    // (rust-lang/rust#62958), and a crowd of connections would take that much more
+                    // memory.
                     open.spawn(serve(io, ended.clone()).map(|()| drop(slot)));
                 }
                 yield_at_times(&mut since_yield).await;

@@ -35,9 +35,10 @@ const HEAD_MAX: Duration = Duration::from_secs(10);
 /// read ahead.
 const BUFFER_MAX: usize = 8 * 1024;
 
-/// Maximum number of streams that an HTTP/2 client resets before they are handled, and of those
-/// that are reset by this end for the client's errors.
+/// Maximum number of streams that an HTTP/2 client resets before they are handled.
 const PENDING_RESETS_MAX: usize = 128;
+
+/// Maximum number of streams that this end resets for errors of an HTTP/2 client.
 const LOCAL_RESETS_MAX: usize = 128;
 
 /// How the connections of a port are served.
@@ -51,19 +52,19 @@ pub struct HttpServer {
 /// The client of a connection.
 #[derive(Debug, Clone)]
 pub struct Client {
-    /// Its connection.
+    /// The connection.
     pub connection: ConnectionHandle,
-    /// Its address.
+    /// The client's address.
     pub address: SocketAddr,
-    /// Its certificate, which the handshake has verified; `None` if it needs none.
+    /// The client's certificate, which the handshake has verified; `None` if clients need none.
     pub certificate: Option<CertificateDer<'static>>,
 }
 
 // === impl HttpServer ===
 
 impl HttpServer {
-    /// At most `streams_max` requests at a time of an HTTP/2 connection, and heads as small as
-    /// those of calls.
+    /// Serves at most `streams_max` requests at a time of an HTTP/2 connection. A head
+    /// may have 8 KiB, which is enough for calls.
     pub fn new(streams_max: u32) -> Self {
         let mut builder = Builder::new(TokioExecutor::new());
         builder
@@ -83,7 +84,7 @@ impl HttpServer {
         Self { builder, age_max: None, leaving_max: None }
     }
 
-    /// The same, with heads of at most this many bytes.
+    /// Accepts heads of at most `max` bytes.
     #[must_use]
     pub fn head_bytes(mut self, max: u32) -> Self {
         self.builder.http1().max_buf_size(max as usize);
@@ -91,8 +92,8 @@ impl HttpServer {
         self
     }
 
-    /// The same, with a window of this many bytes for each request and each connection, and as many
-    /// of an answer that `h2` holds: memory that a client can have used.
+    /// Sets the window of each request and each connection to this many bytes, and the bytes of an
+    /// answer that `h2` holds to as many. A client can have that memory used.
     #[must_use]
     pub fn windows(mut self, bytes: u32) -> Self {
         self.builder
@@ -103,23 +104,23 @@ impl HttpServer {
         self
     }
 
-    /// The same for HTTP/2 alone, where a client that is gone without a word is noticed within the
-    /// sum of these: it is pinged at the interval, and answers within the time.
+    /// Serves HTTP/2 alone. The client is pinged every `ping_interval`, and has to answer within
+    /// `answer_max`. So a client that is gone without a word is noticed within the sum of both.
     #[must_use]
     pub fn http2_only(mut self, ping_interval: Duration, answer_max: Duration) -> Self {
         self.builder.http2().keep_alive_interval(ping_interval).keep_alive_timeout(answer_max);
         Self { builder: self.builder.http2_only(), ..self }
     }
 
-    /// The same, where a connection takes no further requests from the age `age_max` on.
+    /// Lets a connection take no further requests from the age `age_max` on.
     #[must_use]
     pub fn age(mut self, age_max: Duration) -> Self {
         self.age_max = Some(age_max);
         self
     }
 
-    /// The same, where a connection ends at most `max` after it was asked to go away, even if
-    /// requests are in progress. Without it, the caller has to bound that time.
+    /// Ends a connection at most `max` after it was asked to go away, even if requests are in
+    /// progress. Without this bound, the caller has to bound that time.
     #[must_use]
     pub fn leaving(mut self, max: Duration) -> Self {
         self.leaving_max = Some(max);

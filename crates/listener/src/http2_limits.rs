@@ -11,16 +11,20 @@ use ratelease_engine::time::{Clock, Time};
 
 use super::pool::PendingStreams;
 
-/// Costs of frames that are not requests. The expensive ones make `h2` visit every stream
-/// (SETTINGS) or answer (PING), or are useless (empty DATA, types that HTTP/2 does not define).
+/// Cost of a SETTINGS frame, which makes `h2` visit every stream.
 const SETTINGS_COST: u32 = 64;
+
+/// Cost of a PING frame, which makes `h2` answer.
 const PING_COST: u32 = 8;
+
+/// Cost of a frame that is of no use: empty DATA, or a type that HTTP/2 does not define.
 const EMPTY_COST: u32 = 8;
+
+/// Cost of any other frame that is not a request.
 const COST: u32 = 1;
 
-/// The budget of a new connection: 32 SETTINGS or 2048 resets, which is twice as many as an Envoy opens
-/// on it at first. A larger one would help a flood that
-/// reconnects again and again.
+/// The budget of a new connection: 32 SETTINGS or 2048 resets, which is twice as many as an Envoy
+/// opens on it at first. A larger one would help a flood that reconnects again and again.
 const BUDGET_INITIAL: u32 = 2 * 1024;
 
 /// Maximum of a budget: the amount regained in four seconds, a time for which this process may be
@@ -28,8 +32,8 @@ const BUDGET_INITIAL: u32 = 2 * 1024;
 const BUDGET_MAX: u32 = 4 * BUDGET_PER_SECOND;
 
 /// Budget regained each second. A worker of an Envoy takes some 65 us for a request, so that its
-/// connection resets at most 15 000 streams a second when all of them time out; a flood is a hundred
-/// thousand and more.
+/// connection resets at most 15 000 streams a second when all of them time out; a flood is a
+/// hundred thousand and more.
 const BUDGET_PER_SECOND: u32 = 16 * 1024;
 
 /// Budget earned by each frame of headers sent, so that a client whose requests are answered may
@@ -40,22 +44,24 @@ const CREDIT_PER_ANSWER: u32 = 8;
 /// above it the connection is closed with ENHANCE_YOUR_CALM.
 const STREAMS_HELD_MAX: usize = 4096;
 
-/// Bytes of a header block that goes on in CONTINUATION frames, at most: four times what the fields
-/// of a request may have.
+/// Maximum bytes of a header block that goes on in CONTINUATION frames: four times the maximum for
+/// the fields of a request.
 const BLOCK_BYTES_MAX: usize = 32 * 1024;
 
-/// Seconds after which a request has to be complete. A connection with more than a few incomplete
-/// ones is closed, and so is one with any after [`QUIET_MAX`]. A request of one message has the
-/// message in the same packet as its headers.
+/// Seconds after which a request has to be complete. A request of one message has the message in
+/// the same packet as its headers.
 const UNFINISHED_MAX: u32 = 4;
+
+/// Number of incomplete requests above which a connection is closed. After [`QUIET_MAX`], one
+/// incomplete request is enough.
 const UNFINISHED_FEW: usize = 8;
 
 /// Seconds without a frame of an answer, above which the client is taken not to read it: longer
 /// than any request may take to be answered (10 s).
 const QUIET_MAX: u32 = 15;
 
-/// Observes the streams of a connection as their frames pass: `h2` does not report a reset that comes
-/// after the answer.
+/// Observes the streams of a connection as their frames pass: `h2` does not report a reset that
+/// comes after the answer.
 pub trait StreamObserver: Send + Sync {
     /// Whether it observes at present.
     fn is_watching(&self) -> bool;
@@ -149,8 +155,8 @@ impl Http2Limits {
         Ok(())
     }
 
-    /// Processes bytes written in this second, and reports the answers that end in them to `observer`.
-    /// Returns whether they held part of an answer.
+    /// Processes bytes written in this second, and reports the answers that end in them to
+    /// `observer`. Returns whether they held part of an answer.
     pub(super) fn note_written(
         &mut self,
         mut bytes: &[u8],
@@ -208,8 +214,8 @@ impl Http2Limits {
         self.outbound.is_between_frames()
     }
 
-    /// Fails if streams have made no progress for too long. `long_lived` of them may be quiet, and the
-    /// requests of `unending` need not be finished.
+    /// Fails if streams have made no progress for too long. `long_lived` of them may be quiet, and
+    /// the requests of `unending` need not be finished.
     pub(super) fn sweep(
         &self,
         second: u32,
@@ -374,24 +380,33 @@ impl FrameBudget {
     }
 }
 
-// Reads the frame headers of HTTP/2 as bytes pass through. Copies nothing but a header that is split
-// between two reads.
+// Reads the frame headers of HTTP/2 as bytes pass through. Copies nothing but a header that is
+// split between two reads.
 
 /// Size in bytes of a frame header (RFC 9113 §4.1).
 const HEAD_BYTES: usize = 9;
 
-/// Frame types (RFC 9113 §6).
+/// Type of a DATA frame (RFC 9113 §6.1).
 const DATA: u8 = 0;
+/// Type of a HEADERS frame (RFC 9113 §6.2).
 const HEADERS: u8 = 1;
+/// Type of a PRIORITY frame (RFC 9113 §6.3).
 const PRIORITY: u8 = 2;
+/// Type of a RST_STREAM frame (RFC 9113 §6.4).
 const RST_STREAM: u8 = 3;
+/// Type of a WINDOW_UPDATE frame (RFC 9113 §6.9).
 const WINDOW_UPDATE: u8 = 8;
+/// Type of a SETTINGS frame (RFC 9113 §6.5).
 const SETTINGS: u8 = 4;
+/// Type of a PING frame (RFC 9113 §6.7).
 const PING: u8 = 6;
+/// Type of a CONTINUATION frame (RFC 9113 §6.10).
 const CONTINUATION: u8 = 9;
 
-/// Frame flags; [`ACK`] belongs to SETTINGS and PING.
+/// Flag of the last frame of a stream.
 const END_STREAM: u8 = 1;
+
+/// Flag of a SETTINGS or PING frame that answers another one.
 const ACK: u8 = 1;
 
 /// A GOAWAY frame without an error text: `last_stream`, ENHANCE_YOUR_CALM (RFC 9113 §6.8, §7).

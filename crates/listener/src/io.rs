@@ -24,9 +24,11 @@ use super::wire_meter::{Metered, Wire};
 /// shorter.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// A client that accepts fewer bytes than this within the time below, while more are waiting, is
-/// cut off.
+/// A client is cut off if it accepts fewer bytes than this within [`SEND_MAX`], while more are
+/// waiting.
 const SEND_BYTES_MIN: usize = 64 * 1024;
+
+/// The time in which a client has to accept [`SEND_BYTES_MIN`], if as many are waiting.
 const SEND_MAX: Duration = Duration::from_secs(10);
 
 /// An accepted connection.
@@ -54,7 +56,7 @@ enum Protocol {
     Other(usize),
 }
 
-/// Whether the client reads what is sent.
+/// Whether the client reads the bytes that are sent to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Client {
     Reads,
@@ -64,7 +66,8 @@ enum Client {
 struct Stall {
     deadline: Pin<Box<Sleep>>,
     written: usize,
-    /// Whether what the stream holds could not be sent, so that it takes small writes all the same.
+    /// Whether the stream failed to send the bytes that it holds. If so, it takes small writes all
+    /// the same.
     is_of_flush: bool,
 }
 
@@ -228,7 +231,7 @@ impl<I> Connection<I> {
         }
     }
 
-    /// Checks that what the client sends below TLS has content.
+    /// Checks that the bytes that the client sends below TLS have content.
     fn check_wire(&self) -> Result<(), LimitExceeded> {
         let age = self.guard.handle().age_seconds();
         match self.wire.as_ref().is_some_and(|wire| wire.is_exceeded(age)) {
@@ -325,8 +328,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Connection<I> {
         }
         self.sweep().map_err(|exceeded| self.close(exceeded, cx))?;
         if self.turn.is_over() {
-            // Its first poll has this task woken after the thread has looked for what arrived on
-            // other connections; a task that wakes itself would run before that.
+            // The first poll has this task woken after the thread has looked for bytes that arrived
+            // on other connections; a task that wakes itself would run before that.
             let _ = pin!(yield_now()).poll(cx);
             return Poll::Pending;
         }

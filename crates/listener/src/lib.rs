@@ -7,8 +7,9 @@
 //!   └▶ wire_meter (below TLS) ─▶ tls ─▶ io: deadlines, turns ─▶ http2_limits: frames
 //! ```
 //!
-//! It may use the engine's clock and [`ratelease_tls`], and it knows neither settings nor what is
-//! served. Whatever has a port uses it: a pod, the control plane, and the injector.
+//! The crate may use the engine's clock and [`ratelease_tls`]. It knows neither settings nor the
+//! services behind its ports. Every program with a port uses it: a pod, the control plane, and the
+//! injector.
 //!
 //! # Modules
 //!

@@ -33,25 +33,28 @@ const CLOSE_GRACE: Duration = Duration::from_secs(2);
 /// Seconds without an answer after which a connection is asked to go away.
 const IDLE_MAX: u32 = 600;
 
-/// Maximum numbers of streams of one HTTP listener that wait for their clients. An incomplete request
-/// takes some 3 KiB, and as much again as a task, and an answer that is not read some KiB. A client
-/// that reads its answers has none, or one that is split in two.
+/// Maximum numbers of streams of one HTTP listener that wait for their clients. An incomplete
+/// request takes some 3 KiB, and as much again as a task, and an answer that is not read some KiB.
+/// A client that reads its answers has none, or one that is split in two.
 const HTTP_PENDING_MAX: PendingMax = PendingMax { idle: 384, unfinished: 4 * 384, unread: 320 };
 
-/// Maximum numbers of such streams of a gRPC listener. Four new connections of an Envoy may each have 1024 calls whose messages find no
-/// room in the window that HTTP/2 begins with, until the Envoy has read of a larger one. Of as many
-/// answers at once most fit into the window of a client. A call without its message takes 3.3 KiB, and
-/// an answer that is not read 2.8 KiB, or 10 KiB if it has 200 statuses.
+/// Maximum numbers of such streams of a gRPC listener. Four new connections of an Envoy may each
+/// have 1024 calls whose messages find no room in the window that HTTP/2 begins with, until the
+/// Envoy has read of a larger one. Of as many answers at once most fit into the window of a client.
+/// A call without its message takes 3.3 KiB, and an answer that is not read 2.8 KiB, or 10 KiB if
+/// it has 200 statuses.
 const CALLS_PENDING_MAX: PendingMax = PendingMax { idle: 4096, unfinished: 4096, unread: 1024 };
 
-/// Maximum number of requests of one listener that are handed on incomplete. Each connection may
-/// have the second number of them even when the listener has reached the first. Each takes some 12
+/// Maximum number of requests of one listener that are handed on incomplete. Each takes some 12
 /// KiB.
 const INCOMPLETE_MAX: usize = 256;
+
+/// Number of incomplete requests that each connection may have even when the listener has reached
+/// [`INCOMPLETE_MAX`].
 const INCOMPLETE_PER_CONNECTION: usize = 4;
 
-/// Maximum number of streams of one connection that both ends keep open, such as access logs. An Envoy
-/// opens one or a few for each of its workers, and a worker has a connection of its own.
+/// Maximum number of streams of one connection that both ends keep open, such as access logs. An
+/// Envoy opens one or a few for each of its workers, and a worker has a connection of its own.
 const ENDLESS_PER_CONNECTION: usize = 16;
 
 /// Maximum number of such streams of one listener. Each takes some 4 KiB.
@@ -98,7 +101,7 @@ pub enum PoolFull {
     AllInUse,
 }
 
-/// What counts as the use of a connection.
+/// The event that counts as the use of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UseBy {
     /// Any part of an answer.
@@ -176,8 +179,9 @@ impl OpenConnections {
         )
     }
 
-    /// The same for clients that the server cannot authenticate. The peer that has the most
-    /// connections without a request in use loses one first, also if it made requests on them.
+    /// Like [`OpenConnections::for_known_clients`], for clients that the server cannot
+    /// authenticate. The peer that has the most connections without a request in use loses one
+    /// first, also if it made requests on them.
     pub fn for_any_clients(max: usize, idle_max: Duration) -> Self {
         Self::used_by(UseBy::AnyRequests, idle_max, Pool::new(max, HTTP_PENDING_MAX))
     }
@@ -392,7 +396,8 @@ impl ConnectionHandle {
         self.begin(false)
     }
 
-    /// The same for a stream that both ends keep open: its request is never complete.
+    /// Notes that the server begins to handle a stream that both ends keep open, in a pool that is
+    /// [for known clients](OpenConnections::for_known_clients). Its request is never complete.
     pub fn begin_stream(&self) -> RequestInUse {
         self.begin(true)
     }
@@ -608,7 +613,7 @@ struct Member {
     last_answer_second: AtomicU32,
     /// Number of streams that may be quiet without a time limit.
     long_lived: AtomicUsize,
-    /// Of these, those that both ends keep open.
+    /// Number of streams among `long_lived` that both ends keep open.
     streams: AtomicUsize,
     /// Number of requests that were handed on incomplete.
     incomplete: AtomicUsize,
@@ -627,7 +632,7 @@ enum Close {
     Evicted,
     /// At once, whatever is in progress.
     AtOnce,
-    /// It has closed.
+    /// The connection has closed.
     Ended,
 }
 
@@ -693,8 +698,8 @@ impl Members {
 
     /// The connection to close for another, of those without a request in use. The candidates are
     /// those that never had a request, if there are any; for [`UseBy::AnyRequests`] all of them. Of
-    /// the peer with the most candidates, one that never had a request goes first, then the one that
-    /// was used the longest ago.
+    /// the peer with the most candidates, one that never had a request goes first, then the one
+    /// that was used the longest ago.
     fn next_unused(&self, how: Close, use_by: UseBy) -> Option<&Arc<Member>> {
         let unused: Vec<_> = self
             .open
@@ -718,9 +723,9 @@ impl Members {
         next.copied()
     }
 
-    /// At most `most` connections that were never answered, the oldest first; where use is by
-    /// requests, those of the peer that has the most of them first. None while one still closes
-    /// that was asked to close at once.
+    /// Returns at most `most` connections that were never answered, the oldest first. Where use is
+    /// by requests, the connections of the peer that has the most of them come first. Returns none
+    /// while a connection that was asked to close at once still closes.
     fn unanswered(&self, most: usize, use_by: UseBy) -> Vec<&Arc<Member>> {
         let mut found = Vec::new();
         for member in self.open.values() {
@@ -774,11 +779,11 @@ impl Member {
         self.second.load(Ordering::Relaxed).saturating_sub(used)
     }
 
-    /// Asks the connection to close for another one. Returns false if it had been asked to close this
-    /// way, or sooner, before, or if it has a request in use that keeps it open.
+    /// Asks the connection to close for another one. Returns false if it had been asked to close
+    /// this way, or sooner, before, or if it has a request in use that keeps it open.
     fn evict(&self, how: Close, use_by: UseBy) -> bool {
         self.close.send_if_modified(|asked| {
-            // A request that begins afterwards finds what is written here.
+            // A request that begins afterwards finds the value that is written here.
             let is_kept = use_by != UseBy::Answers && self.long_lived.load(Ordering::Relaxed) > 0;
             !is_kept && asked.raise(how)
         })
@@ -824,14 +829,14 @@ impl Peer {
 
 // The streams that wait, over all connections of a listener: they hold memory meanwhile.
 
-/// Maximum numbers of the streams of a listener that wait for their clients, above which connections
-/// that have many of them are closed.
+/// Maximum numbers of the streams of a listener that wait for their clients, above which
+/// connections that have many of them are closed.
 #[derive(Debug, Clone, Copy)]
 struct PendingMax {
     /// Incomplete requests while there is nothing to be read of their connections.
     idle: usize,
-    /// All incomplete requests. The rest of those beyond `idle` may have been sent already: they last
-    /// for a few turns.
+    /// All incomplete requests. The rest of those beyond `idle` may have been sent already: they
+    /// last for a few turns.
     unfinished: usize,
     /// Answers that have begun and are not read.
     unread: usize,

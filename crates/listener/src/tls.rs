@@ -1,8 +1,8 @@
 //! TLS on accepted connections: the handshake, within bounds, by a configuration that can be
 //! replaced while connections are open.
 //!
-//! Of this crate it uses only `pool`, which names clients, and `io`. [`CertificateFiles`] replaces
-//! the configuration when the files of certificates change.
+//! The module uses `pool` of this crate, which names clients, and `io`. [`CertificateFiles`]
+//! replaces the configuration when the files of certificates change.
 
 mod handshakes;
 
@@ -41,12 +41,12 @@ const LOG_INTERVAL: Duration = Duration::from_secs(600);
 /// The name, the protocols and the advice with which a port uses TLS.
 #[derive(Debug, Clone, Copy)]
 pub struct TlsPort {
-    /// What it is called in the log, as in `the gRPC port`.
+    /// The name of the port in the log, as in `the gRPC port`.
     pub name: &'static str,
     /// The application protocols (RFC 7301), the preferred one first.
     pub protocols: &'static [&'static [u8]],
-    /// What the operator has to change after a failure of a handshake; `None` for those that are
-    /// not logged as warnings, since only the client can prevent them.
+    /// Returns the change that the operator has to make after a failure of a handshake. `None` for
+    /// a failure that only the client can prevent: it is not logged as a warning.
     pub advice: fn(HandshakeFailure) -> Option<&'static str>,
 }
 
@@ -189,7 +189,7 @@ impl TlsAcceptor {
     /// Logs a failure: as a warning if an operator can prevent it and none of its kind was logged
     /// in the last ten minutes.
     fn log(&self, failure: HandshakeFailure, error: &io::Error) {
-        // It may quote the certificate of a client.
+        // The error may quote the certificate of a client.
         let error = excerpt(&error.to_string());
         let TlsPort { name, advice, .. } = self.0.port;
         match advice(failure) {
@@ -308,7 +308,7 @@ fn is_of_certificate(alert: AlertDescription) -> bool {
             | Alert::CertificateExpired
             | Alert::CertificateUnknown
             | Alert::UnknownCA
-            // Its signature is not by the authority of that name.
+            // The signature of the certificate is not by the authority of that name.
             | Alert::DecryptError
     )
 }
@@ -317,13 +317,13 @@ fn is_of_certificate(alert: AlertDescription) -> bool {
 // the new files cannot be used.
 
 /// Maximum number of times that the files are read until two readings agree: between the reading of
-/// the certificate and that of its key, both may be replaced.
+/// the certificate and the reading of its key, both may be replaced.
 const READINGS_MAX: usize = 4;
 
 /// The files of a port's certificate.
 pub struct CertificateFiles {
     files: ServerFiles,
-    /// What the files held when the certificate in force was loaded.
+    /// The contents of the files when the certificate in force was loaded.
     in_force: ServerPems,
     /// The last fault that was logged, so that each is logged once.
     last_fault: String,
@@ -343,7 +343,7 @@ impl CertificateFiles {
         Ok(Self { files, in_force, last_fault: String::new(), acceptor })
     }
 
-    /// What secures connections with the certificate in force.
+    /// Returns the acceptor that secures connections with the certificate in force.
     pub fn acceptor(&self) -> &TlsAcceptor {
         &self.acceptor
     }
@@ -410,7 +410,7 @@ impl CertificateFiles {
     }
 }
 
-/// Reads the files until two readings agree, and loads what they hold.
+/// Reads the files until two readings agree, and loads the contents.
 fn load(files: &ServerFiles) -> (ServerPems, Result<LoadedServer, FileFaults>) {
     let mut pems = files.read();
     for _ in 1..READINGS_MAX {

@@ -16,12 +16,13 @@ pub(super) const COST_MAX: usize = 32 * 1024;
 pub(super) const HEADER_BYTE_COST: usize = 4;
 
 /// Cost of a frame of content after which more is to come. `h2` keeps some 200 bytes for each that
-/// has not been read, and flow control counts only its content: a client that sends its content byte
-/// by byte would have a turn of thousands. The content of a call is one frame, which costs nothing.
+/// has not been read, and flow control counts only its content: a client that sends its content
+/// byte by byte would have a turn of thousands. The content of a call is one frame, which costs
+/// nothing.
 const PART_COST: usize = 128;
 
 /// Tells the reader of a connection whether all requests have been accepted since its last read,
-/// and what they cost besides their bytes. A cheap handle: clones belong to the same connection.
+/// and their cost besides their bytes. A cheap handle: clones belong to the same connection.
 #[derive(Debug, Clone, Default)]
 pub struct TurnHandle(Arc<Handled>);
 
@@ -123,7 +124,7 @@ impl Turn {
     }
 
     /// Records that there was nothing to read. This ends a turn, except one that waits: more may
-    /// arrive while what was read is being handled.
+    /// arrive while the bytes read before are being handled.
     pub(super) fn note_idle(&mut self) {
         if !self.waits {
             self.cost = 0;

@@ -22,10 +22,10 @@ use super::pool::{ConnectionHandle, Peer};
 /// number.
 const LARGE: usize = 4 * 1024;
 
-/// Time for an answer besides that of its bytes.
+/// Time for an answer in addition to the time for its bytes.
 const PACE_GRACE: Duration = Duration::from_secs(15);
 
-/// What answers that are not read may take.
+/// The bounds of answers that are not read.
 #[derive(Debug, Clone, Copy)]
 pub struct UnreadBounds {
     /// Maximum number of bytes of large answers that are not read yet, over all servers that share
@@ -85,7 +85,7 @@ struct Held<K: Eq + Hash, P> {
 /// The body of an answer that may be counted.
 #[derive(Debug)]
 pub struct AnswerBody<B> {
-    /// All of the answer, or what was read of it to find that out.
+    /// All of the answer, or the part that was read to find out whether it is all.
     first: Option<Frame<Bytes>>,
     rest: Option<B>,
 }
@@ -192,7 +192,7 @@ impl<K: Eq + Hash + Clone> Unread<K> {
         let oldest = self.answers.iter().find(|(_, unsent)| unsent.client == *client);
         match oldest.map(|(number, _)| *number).and_then(|number| self.remove(number)) {
             Some(unsent) => unsent.connection.close(),
-            // It has none, so that nothing is left to be counted.
+            // The client has no answers, so that nothing is left to be counted.
             None => drop(self.of_client.remove(client)),
         }
     }

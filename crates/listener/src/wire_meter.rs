@@ -14,10 +14,14 @@ use tokio::task::yield_now;
 /// costs most, a few microseconds for each 27 bytes, so that a turn is some milliseconds.
 const TURN_BYTES: u64 = 32 * 1024;
 
-/// A client may send this many bytes for each that has content, besides those below. A record takes
-/// 22, and the smallest frames of HTTP/2 have 13.
+/// Bytes that a client may send for each byte that has content. A record takes 22 bytes besides its
+/// content, and the smallest frames of HTTP/2 have 13.
 const BYTES_PER_CONTENT: u64 = 4;
+
+/// Bytes that a client may send in addition, whatever their content.
 const BYTES_FREE: u64 = 64 * 1024;
+
+/// Bytes that a client may send in addition for each second of the connection's age.
 const BYTES_PER_SECOND: u64 = 16 * 1024;
 
 /// Cost of a byte of content, of the turn of its connection: it was decrypted, and TLS holds others
@@ -25,7 +29,7 @@ const BYTES_PER_SECOND: u64 = 16 * 1024;
 /// connections made a pod grow by up to 18 MiB (row V1c), and by up to 15 with this.
 const CONTENT_COST: usize = 2;
 
-/// What a client sends below TLS, and how much of that has content.
+/// The bytes that a client sends below TLS, and how many of them have content.
 #[derive(Debug, Default)]
 pub(super) struct Wire {
     counts: Arc<Counts>,
@@ -50,7 +54,7 @@ pub struct Metered<I> {
 // === impl Wire ===
 
 impl Wire {
-    /// Counts what is read from `io`.
+    /// Counts the bytes that are read from `io`.
     pub(super) fn over<I>(&self, io: I) -> Metered<I> {
         Metered { io, counts: Arc::clone(&self.counts) }
     }
@@ -60,7 +64,7 @@ impl Wire {
         self.counts.total.store(0, Ordering::Relaxed);
     }
 
-    /// Records bytes of content, and returns what they cost of the turn.
+    /// Records bytes of content, and returns their cost to the turn.
     pub(super) fn note_content(&mut self, bytes: usize) -> usize {
         self.content = self.content.saturating_add(bytes as u64);
         bytes * CONTENT_COST
@@ -91,7 +95,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Metered<I> {
         self.counts.is_paused.store(is_over, Ordering::Relaxed);
         if is_over {
             self.counts.turn.store(0, Ordering::Relaxed);
-            // Its first poll has this task woken after the others of the thread.
+            // The first poll has this task woken after the others of the thread.
             let _ = pin!(yield_now()).poll(cx);
             return Poll::Pending;
         }

@@ -16,7 +16,7 @@ pub const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 /// The log of one kind of telemetry.
 #[derive(Debug)]
 pub struct FailureLog {
-    /// What is sent, in the plural.
+    /// Name of the things that are sent, in the plural.
     what: &'static str,
     /// The setting that says where it is sent.
     setting: &'static str,

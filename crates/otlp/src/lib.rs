@@ -1,13 +1,13 @@
 //! **OTLP**, OpenTelemetry's protocol: how spans and metrics leave for a collector.
 //!
 //! The messages, the exporter of spans and the gRPC clients are OpenTelemetry's own:
-//! `docs/design.md` says what is left here, and why. This is a separate crate because it has
-//! no part in a request: it is compiled for size, while the path of a request is compiled for speed
-//! (`docs/design.md`).
+//! `docs/design.md` says which parts are left here, and why. This is a separate crate because it
+//! has no part in a request: it is compiled for size, while the path of a request is compiled for
+//! speed (`docs/design.md`).
 //!
-//! It may use the settings and the engine's clock. It does not know what a request is, nor where
-//! metrics come from. `ratelease-server` begins the spans that end here, and the sidecar reads the
-//! metrics that are sent here.
+//! The crate may use the settings and the engine's clock. It does not know what a request is, nor
+//! where metrics come from. `ratelease-server` begins the spans that end here, and the sidecar
+//! reads the metrics that are sent here.
 //!
 //! # Modules
 //!

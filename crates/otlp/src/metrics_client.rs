@@ -131,8 +131,8 @@ fn retry_after(headers: &HeaderMap) -> Duration {
     seconds.map_or(Duration::ZERO, Duration::from_secs).min(DELAY_MAX)
 }
 
-/// The error that follows from a gRPC status. Its message is left out, since it may quote what was
-/// sent; its sources are the errors of the connection.
+/// Returns the error that follows from a gRPC status. The message of the status is left out, since
+/// it may quote the data sent; its sources are the errors of the connection.
 fn refusal(status: &Status) -> ExportError {
     let mut why = format!("gRPC status {:?}", status.code());
     if let Some(source) = std::error::Error::source(status) {

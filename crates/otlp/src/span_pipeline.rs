@@ -31,10 +31,13 @@ use crate::failure_log::{ENDPOINT, FailureLog};
 use crate::origin::{Origin, SCOPE, VERSION};
 use crate::transport::{self, Poster};
 
-/// Maximum number of queued spans, maximum number of spans in a batch, and the time between
-/// batches that are not full: OpenTelemetry's defaults.
+/// Maximum number of queued spans: OpenTelemetry's default.
 const QUEUE_MAX: usize = 2048;
+
+/// Maximum number of spans in a batch: OpenTelemetry's default.
 const BATCH_MAX: usize = 512;
+
+/// Time between batches that are not full: OpenTelemetry's default.
 const DELAY: Duration = Duration::from_secs(5);
 
 const _: () = assert!(BATCH_MAX <= QUEUE_MAX);
@@ -82,7 +85,7 @@ struct Bounded<P> {
     counts: Arc<Counters>,
 }
 
-/// Counts what is exported, and logs failures. The SDK's processor calls it on a thread of its own.
+/// Counts exported spans, and logs failures. The SDK's processor calls it on a thread of its own.
 struct Counted<E> {
     inner: E,
     /// Spans that the collector rejected of the export under way, without an error.
@@ -251,17 +254,21 @@ fn shown(error: &OTelSdkError) -> String {
     }
 }
 
-/// Retries of a batch, and the waits before them if the collector names none: 15 s in total, enough
-/// for the restart of a collector.
+/// Maximum number of retries of a batch. If the collector names no waits, the waits take 15 s in
+/// total, which is enough for the restart of a collector.
 const RETRIES_MAX: u32 = 4;
+
+/// Wait before the first retry, if the collector names none.
 const WAIT_FIRST: Duration = Duration::from_secs(1);
+
+/// Maximum wait before a retry, if the collector names none.
 const WAIT_LAST: Duration = Duration::from_secs(8);
 
 /// Maximum wait if the collector names one: a bound of the exporter's.
 const WAIT_ASKED_MAX: Duration = Duration::from_secs(30);
 
-/// Creates OpenTelemetry's exporter, with the settings of this process in place of what it would
-/// read from the environment itself. Spans that the collector rejects without an error are added to
+/// Creates OpenTelemetry's exporter with the settings of this process, so that it does not read its
+/// own from the environment. Spans that the collector rejects without an error are added to
 /// `rejected`; only the exporter over HTTP shows them.
 ///
 /// # Errors
@@ -277,7 +284,7 @@ fn exporter(
         .with_initial_delay(WAIT_FIRST)
         .with_max_delay(WAIT_LAST)
         .with_max_jitter(WAIT_FIRST);
-    // Of a batch with all its retries: the connections limit each attempt.
+    // The limit of a batch with all its retries: the connections limit each attempt.
     let limit = otlp.timeout * (RETRIES_MAX + 1) + WAIT_ASKED_MAX * RETRIES_MAX;
     let exporter = match otlp.protocol {
         OtlpProtocol::Grpc => {

@@ -80,8 +80,8 @@ fn connector(otlp: &Otlp, log: &Arc<FailureLog>) -> Connector {
     }
 }
 
-/// The same endpoint as `http`: tonic refuses to connect to `https` by a connector that does TLS
-/// itself.
+/// Returns the endpoint with `http` as its scheme: tonic refuses to connect to `https` by a
+/// connector that does TLS itself.
 fn without_tls(endpoint: &Uri) -> Uri {
     let mut parts = endpoint.clone().into_parts();
     parts.scheme = Some(Scheme::HTTP);

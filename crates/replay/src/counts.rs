@@ -65,7 +65,7 @@ pub struct Unreadable {
     pub file: String,
     /// Line number, from 1.
     pub line: u64,
-    /// What is wrong with it.
+    /// The reason why the line cannot be read.
     pub why: String,
 }
 
@@ -230,14 +230,14 @@ pub struct Replay<'r> {
     pub work: u64,
 }
 
-/// What became of a request.
+/// The decision on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decided {
-    /// It passed. Also a request for whose key there was no room.
+    /// The request passed, or there was no room for its key.
     Passed,
-    /// It was denied.
+    /// The request was denied.
     Denied,
-    /// It has no descriptor, so that Envoy would not have asked.
+    /// The request has no descriptor, so that Envoy would not have asked.
     NotAsked,
 }
 
@@ -249,15 +249,15 @@ impl<'r> Replay<'r> {
         Self::within(rules, LIMITER_KEYS_MAX)
     }
 
-    /// The same with at most `keys_max` keys at once. Requests beyond them pass, and are counted as
-    /// [`ReplayCounts::uncounted`].
+    /// Creates a replay with at most `keys_max` keys at once. Requests beyond them pass, and are
+    /// counted as [`ReplayCounts::uncounted`].
     pub fn within(rules: &'r Rules, keys_max: usize) -> Self {
         let exact = ExactLimiter::new(keys_max, KeyHasher::new(""), Modes::default());
         Self { rules, exact, counts: ReplayCounts::default(), work: 0 }
     }
 
     /// Decides `request` at the time `at`, in microseconds since the Unix epoch, and counts the
-    /// result. A time before that of an earlier request is decided at the newest one so far.
+    /// result. If `at` is before the newest time so far, the newest time counts.
     pub fn request(&mut self, at: u64, request: &Request<'_>) -> Decided {
         self.counts.lines += 1;
         self.counts.note_time(at);

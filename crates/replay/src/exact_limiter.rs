@@ -1,8 +1,8 @@
 //! A limiter that decides as one exact server would, by the clock that it is given: it shows what
 //! the rules would have decided for a log or a test. It leases nothing and waits for nothing.
 //!
-//! It uses the engine's resolution of requests and its memory store. `replay`, `rule_tests` and the
-//! differential fuzzer use it.
+//! The limiter uses the engine's resolution of requests and its memory store. `replay`,
+//! `rule_tests` and the differential fuzzer use the limiter.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -74,14 +74,14 @@ impl ExactLimiter {
 
     /// Decides `request` under `rules` at the present time.
     ///
-    /// As [`Limiter::decide`](ratelease_engine::limiter::Limiter::decide): all descriptors are
-    /// checked before any is charged, and a request that is denied spends only what is left of the
-    /// keys that deny it; its settlements are charged in any case.
+    /// As in [`Limiter::decide`](ratelease_engine::limiter::Limiter::decide), all descriptors are
+    /// checked before any is charged. A request that is denied spends only the remaining tokens of
+    /// the keys that deny it. Its settlements are charged in any case.
     ///
     /// # Errors
     ///
-    /// There is no room for another key. Then nothing is charged, except what the descriptors
-    /// before it took.
+    /// Fails if there is no room for another key. Then nothing is charged, except for the tokens
+    /// that the descriptors before it took.
     pub fn decide<'r>(
         &mut self,
         rules: &'r Rules,
@@ -124,8 +124,8 @@ impl ExactLimiter {
         Ok(status(charge, over, &grant))
     }
 
-    /// Charges what was `seen`: all of it, or, if the request is denied, only what the rule makes a
-    /// denial spend. A charge of a request that is not denied may be held.
+    /// Charges the request: all of it, or, if the request is denied, only the tokens that the rule
+    /// makes a denial spend. A charge of a request that is not denied may be held.
     fn charge<'r>(
         &mut self,
         charge: &Charge<'r>,
@@ -166,7 +166,7 @@ impl ExactLimiter {
         Time::from_nanos(self.now.load(Ordering::Relaxed).saturating_mul(1_000))
     }
 
-    /// Notes that the request holds what it was granted.
+    /// Notes that the request holds the tokens of `grant`.
     fn hold(&mut self, charge: &Charge<'_>, grant: &Grant) {
         let now = self.now();
         let taken = LeasedTokens {

@@ -5,8 +5,8 @@
 //! line ─▶ record: Envoy's format, JSON, a decision sample ─▶ LineFormat ─▶ request
 //!                                       Replay: ExactLimiter, ReplayCounts ◀─┘
 //! ```
-//! `ratectl replay` reads logs with it, and the control plane compares a draft with what is
-//! published. Memory is bounded for any log.
+//! `ratectl replay` reads logs with it, and the control plane compares a draft with the published
+//! rules. Memory is bounded for any log.
 
 #![forbid(unsafe_code)]
 #![allow(unreachable_pub, reason = "`pub` in a private module is what another file uses")]

@@ -1,4 +1,4 @@
-//! What a line of a log asks for.
+//! Reads a line of a log as a request.
 
 use std::borrow::Cow;
 
@@ -35,7 +35,7 @@ pub enum FormatFault {
     UnknownField {
         /// The field.
         field: String,
-        /// Those that it has.
+        /// The fields that the format has.
         known: String,
     },
     /// Neither the line nor the format has a domain.
@@ -43,7 +43,7 @@ pub enum FormatFault {
     NoDomain,
 }
 
-/// What was made of a line: a value, or why the line cannot be read.
+/// The value read from a line, or why the line cannot be read.
 pub type LineResult<R> = Result<R, String>;
 
 // === impl LineFormat ===
@@ -157,8 +157,10 @@ pub fn read_line(line: &str, mapping: &str) -> Option<(Option<u64>, usize)> {
 //
 // `--descriptor`: maps a line of a log to the entries of a descriptor.
 
-/// Maximum number of texts and fields in the values of one descriptor, and bytes of its mapping.
+/// Maximum number of texts and fields in the values of one descriptor.
 const PIECES_MAX: usize = 256;
+
+/// Maximum bytes of the mapping of one descriptor.
 const MAPPING_BYTES_MAX: usize = 64 << 10;
 
 /// Maximum bytes of the values of all descriptors of a line: the maximum of a real request.
@@ -202,7 +204,7 @@ impl Mapping {
     /// `%%` for a per cent sign.
     ///
     /// # Errors
-    /// What is wrong with the text, and what was expected.
+    /// Returns the fault of the text, and the expected form.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.len() > MAPPING_BYTES_MAX {
             return Err(format!("{} bytes are more than {MAPPING_BYTES_MAX}", text.len()));

@@ -126,8 +126,10 @@ const MADE: [&str; 5] = ["method", "path", "path_without_query", "protocol", "re
 /// Minimum number of fields after the request: up to the duration.
 const FIELDS_MIN: usize = 5;
 
-/// Position of the three fields of newer versions.
+/// Position of the fields that newer versions have in addition.
 const NEWER_AT: usize = 2;
+
+/// Number of the fields that newer versions have in addition.
 const NEWER_COUNT: usize = 3;
 
 /// One line, split into its fields.
@@ -228,10 +230,10 @@ fn without_port(address: &str) -> &str {
 // cut at a number of bytes. Commas are not escaped, so a part without `=` belongs to the value
 // before it.
 
-/// What the field `target` of a sample is.
+/// The value of the field `target` of a sample.
 const TARGET: &str = "ratelease::decision";
 
-/// What entries that were cut end with.
+/// The last character of an entry that was cut.
 const CUT: char = '…';
 
 /// Returns the request of a line, if the line is a sample.
@@ -277,11 +279,15 @@ fn entries(values: &str) -> Vec<Value> {
 //
 // Reads the times of logs, and writes them.
 
-/// Upper bounds of numbers that are read as seconds, milliseconds and microseconds since the Unix
-/// epoch; larger numbers are nanoseconds. Each bound is the year 5138 in its unit, and 1973 in the
-/// next.
+/// Upper bound of a number that is read as seconds since the Unix epoch: the year 5138. Read as
+/// milliseconds, it is 1973. The bounds of the other units are the same years.
 const SECONDS_MAX: f64 = 1e11;
+
+/// Upper bound of a number that is read as milliseconds since the Unix epoch.
 const MILLIS_MAX: f64 = 1e14;
+
+/// Upper bound of a number that is read as microseconds since the Unix epoch. Larger numbers are
+/// nanoseconds.
 const MICROS_MAX: f64 = 1e17;
 
 /// Returns the time in a JSON value in microseconds since the Unix epoch: text in the format of RFC

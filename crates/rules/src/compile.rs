@@ -47,8 +47,8 @@ pub struct Loaded {
     /// Things that load but may not do what their author meant, in order of file and place; at most
     /// 10 000.
     pub warnings: Vec<Fault>,
-    /// What the load took at most: its memory is an upper bound, up to twice what the allocator
-    /// has.
+    /// The weight of the load. Its memory is an upper bound, up to twice the bytes that the
+    /// allocator has.
     pub weight: Weight,
 }
 
@@ -184,8 +184,8 @@ impl Domain {
     }
 }
 
-/// Bytes of a domain besides its rules: what it is known by, in tables that double, and its part of
-/// a set.
+/// Bytes of a domain besides its rules: its name, its entries in tables that double, and its part
+/// of a set.
 const DOMAIN_BYTES: usize = 1040;
 
 /// The fault of a level whose patterns would cost a search too much together.
@@ -241,7 +241,8 @@ impl<'f> Compiler<'f> {
         }
     }
 
-    /// What all sources took, which are read, but for what [`finish`](Self::finish) takes.
+    /// Returns the weight of all sources, which are read, without the part that
+    /// [`finish`](Self::finish) takes.
     fn weight(&self) -> Weight {
         Weight {
             read: self.findings.memory.held().saturating_sub(self.paths.bytes()),
@@ -574,14 +575,14 @@ impl Paths {
         Some(())
     }
 
-    /// What the tables of so many paths, and of so many that several rules wanted, take at most
-    /// while they grow: one is freed when the next is filled.
+    /// Maximum bytes of the two tables while they grow: one of `taken` paths, and one of `wanted`
+    /// paths, which several rules wanted. A table is freed when the next one is filled.
     pub(crate) fn growth(taken: usize, wanted: usize) -> [usize; 2] {
         let tables = [(taken, size_of::<ByPath>()), (wanted, size_of::<(Box<str>, u32)>())];
         tables.map(|(len, entry)| 2 * table_bytes(len, entry))
     }
 
-    /// What it took besides the paths of rules.
+    /// Bytes of the table, without the paths of rules.
     fn bytes(&self) -> usize {
         table_bytes(self.taken.capacity(), size_of::<ByPath>())
     }
@@ -753,8 +754,8 @@ impl Level {
 // === impl Compiler ===
 
 impl Compiler<'_> {
-    /// Returns the store of a limit: its own, or that of its domain. `None` if it is faulty, after
-    /// reporting the fault.
+    /// Returns the store that the limit names, or else the store of its domain. `None` if the name
+    /// is faulty, after reporting the fault.
     fn store_of_limit(&self, limit: &RateLimit<'_>) -> Option<StoreId> {
         match self.named(&limit.store) {
             Parsed::Absent => Some(self.store),
@@ -843,7 +844,7 @@ impl RuleLocations {
         Some(SourceLocation { file: self.files.get(*file)?, place: *place })
     }
 
-    /// Records a rule of `file`. All rules of one file are recorded before those of the next.
+    /// Records a rule of `file`. All rules of one file are recorded before the rules of the next.
     pub(crate) fn note(&mut self, path: &str, file: &str, place: Place) {
         if self.files.last().is_none_or(|last| **last != *file) {
             self.files.push(file.into());
@@ -861,14 +862,14 @@ impl fmt::Display for SourceLocation<'_> {
     }
 }
 
-/// What a load takes of the ceilings of all loads. From the weights of sources that were compiled
-/// one by one, a process knows whether one load of all would succeed, and an upper bound of its
-/// memory, without that load.
+/// The weight of a load: its part of the ceilings that hold for all loads. From the weights of
+/// sources that were compiled one by one, a process knows whether one load of all would succeed,
+/// and an upper bound of the memory of that load.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Weight {
-    /// Its memory, of which it takes an upper bound.
+    /// The memory of the load. A sum of weights uses it as an upper bound.
     pub memory: MemoryUse,
-    /// What is taken when all of its sources are read, without the table of paths.
+    /// Bytes taken when all sources of the load are read, without the table of paths.
     pub(crate) read: usize,
     pub(crate) descriptors: usize,
     pub(crate) rules: usize,
@@ -911,7 +912,7 @@ impl Weight {
     fn add(&mut self, other: Self) {
         let Self { memory, read, descriptors, rules, path_bytes, wanted } = other;
         self.memory.held += memory.held;
-        // What a domain takes while others are read, or are finished.
+        // The larger of the two: a domain is read or finished while others are read.
         self.read += read.max(memory.held);
         self.descriptors += descriptors;
         self.rules += rules;
@@ -926,8 +927,8 @@ mod tests {
 
     use super::*;
 
-    /// A domain, and its descriptors: the key, the number of values below it, and whether it has
-    /// what the compiler warns of.
+    /// A domain, and its descriptors: the key, the number of values below it, and whether the
+    /// compiler warns of it.
     type Domain = (String, Vec<(String, usize, bool)>);
 
     fn domains() -> impl Strategy<Value = Vec<Domain>> {
@@ -964,7 +965,7 @@ mod tests {
         load(sources, Options::default()).unwrap()
     }
 
-    /// What a load takes, and what it takes at most by the weights of its sources.
+    /// Returns the memory of one load of `sources`, and its bound by the weights of the sources.
     fn both(sources: &[Source]) -> (MemoryUse, MemoryUse) {
         let alone = sources.iter().map(|it| (&*it.name, load_of(std::slice::from_ref(it)).weight));
         (load_of(sources).weight.memory, Weight::together(alone).unwrap())

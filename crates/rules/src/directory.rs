@@ -53,26 +53,26 @@ pub enum ReadError {
     },
 }
 
-/// Which files are rule files, by the end of their names.
+/// The endings of names that make a file a rule file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endings {
-    /// Those that end in `.yaml` or `.yml`.
+    /// `.yaml` and `.yml`.
     Yaml,
-    /// All of them, as for the reference.
+    /// All endings, as for the reference.
     Any,
 }
 
-/// What a directory holds.
+/// The contents of a directory.
 #[derive(Debug, Default)]
 pub struct Found {
     /// The rule files, in order of their names.
     pub sources: Vec<Source>,
-    /// What is not loaded though it may have been meant to be: its path below the directory, and
-    /// why. At most 100.
+    /// Files that are not loaded though their author may have meant them to be: the path below the
+    /// directory, and the reason. At most 100.
     pub left_out: Vec<(String, &'static str)>,
 }
 
-/// What becomes of files and directories whose name begins with a dot.
+/// The treatment of files and directories whose name begins with a dot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dotfiles {
     /// They are read like others.
@@ -83,10 +83,12 @@ pub enum Dotfiles {
 
 /// Maximum number of files whose reason for not being loaded is reported.
 const LEFT_OUT_MAX: usize = 100;
-/// Why a file is not loaded.
+/// Reason for a file that is not loaded because of its name.
 const OTHER_ENDING: &str =
     "is not loaded: the names of rule files end in .yaml or .yml; rename it, or move it elsewhere";
+/// Reason for a link that leads nowhere.
 const DANGLING: &str = "is a link to nothing, or to itself, and is not loaded; remove it";
+/// Reason for a link that leads back.
 const LOOP: &str = "leads back to a directory above it, and is not followed; remove the link";
 
 /// Reads every rule file under `dir`, in order of its path below `dir`, which becomes its name.

@@ -14,7 +14,7 @@ pub struct Fault {
     pub line: u32,
     /// Column in characters, from 1.
     pub column: u32,
-    /// What is wrong, then what was expected or how to fix it. A single line.
+    /// The fault, then the expected value or a way to fix it. A single line.
     pub message: String,
 }
 
@@ -45,14 +45,14 @@ pub(crate) struct Findings {
     warnings: RefCell<List>,
     /// Number of names for which a suggestion was searched.
     suggested: Cell<usize>,
-    /// What the load allocates.
+    /// The memory of the load.
     pub(crate) memory: Memory,
 }
 
 #[derive(Debug, Default)]
 struct List {
     kept: Vec<Fault>,
-    /// What they take, in bytes.
+    /// Bytes of the findings that are kept.
     bytes: usize,
     /// Set once most findings that are kept are known to differ, so that removing duplicates again
     /// would gain little.
@@ -95,7 +95,7 @@ pub fn excerpt(text: &str) -> String {
 // === impl Fault ===
 
 impl Fault {
-    /// Its memory, in a list that doubles.
+    /// Bytes of the fault in a list that doubles.
     fn bytes(&self) -> usize {
         2 * size_of::<Self>() + self.file.len() + self.message.len()
     }
@@ -199,7 +199,7 @@ impl Findings {
         self.take(bytes);
     }
 
-    /// Takes the memory of a finding, and of a copy. What is missing ends the load.
+    /// Takes the memory of a finding and of a copy. If there is not so much, the load ends.
     fn take(&self, bytes: usize) {
         let _ = self.memory.take(2 * bytes);
     }
@@ -227,7 +227,7 @@ impl Findings {
     pub(crate) fn finish(self) -> Result<Vec<Fault>, Faults> {
         let exceeds_memory = self.memory.is_exceeded();
         if exceeds_memory {
-            // It ended the load, so that it is reported however many faults there are.
+            // This fault ended the load, so it is reported however many faults there are.
             let file = self.file();
             let message = self.memory.refusal();
             let Place { line, column } = Place::START;

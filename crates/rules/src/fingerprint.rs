@@ -2,8 +2,8 @@
 //! domain charges, and of nothing else.
 //!
 //! Two programs with the same fingerprint and the same secret make the same keys for every request
-//! of the domain. The amounts of limits are left out, since a changed amount keeps the count, and so
-//! is what only decides an answer: failure modes, leases, metadata, shadow mode.
+//! of the domain. The amounts of limits are left out, since a changed amount keeps the count, and
+//! so is what only decides an answer: failure modes, leases, metadata, shadow mode.
 
 use blake3::Hasher;
 

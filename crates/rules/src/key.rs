@@ -26,8 +26,8 @@ pub struct Key([u8; 16]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId(u64);
 
-/// The name of the hold of one descriptor: the id of the request, and a hash of the other entries of the
-/// descriptor. The start and the end of a request have the same, whatever the rules are.
+/// The name of the hold of one descriptor: the id of the request, and a hash of the other entries
+/// of the descriptor. The start and the end of a request have the same, whatever the rules are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HoldId {
     /// The id of the request.
@@ -59,7 +59,7 @@ pub enum KeyPart<'a> {
     Shared(&'a str),
 }
 
-/// What an overflow key counts for: see [`KeyHasher::overflow_key`].
+/// The requests that an overflow key counts: see [`KeyHasher::overflow_key`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverflowScope<'a> {
     /// The rule of this path.
@@ -145,7 +145,8 @@ impl KeyHasher {
     }
 
     /// Returns a fingerprint of the keys that are made in `domain` by rules of this
-    /// [`fingerprint`](crate::Rules::fingerprint): of 32 bits, since a pod lists one for each domain.
+    /// [`fingerprint`](crate::Rules::fingerprint): of 32 bits, since a pod lists one for each
+    /// domain.
     #[allow(clippy::cast_possible_truncation, reason = "any bits are as good as others")]
     pub fn fingerprint_in(&self, domain: &str, rules: u64) -> u32 {
         let mut encoding = Encoding::new(&self.secret);
@@ -170,7 +171,8 @@ impl KeyHasher {
     }
 }
 
-/// Whether `text` names a request: it is not empty, and not what Envoy writes where there is no value.
+/// Whether `text` names a request: it is not empty, and not what Envoy writes where there is no
+/// value.
 fn is_request_id(text: &str) -> bool {
     !text.is_empty() && text != "-"
 }
@@ -395,8 +397,8 @@ impl fmt::Debug for Key {
 // The cache does not change any key: an entry is used only for the same bytes and the same secret.
 
 /// Keys in the cache of a thread: some 50 KiB, so that they stay in the core's own caches. Each key
-/// has one place, and a new key replaces what was there. A client that aims many keys at one place
-/// only causes keys to be hashed, as they would be without the cache.
+/// has one place, and a new key replaces the old key of that place. A client that aims many keys at
+/// one place only causes keys to be hashed, as they would be without the cache.
 const RECENT_KEYS: usize = 512;
 
 /// Longer encodings are always hashed: they are rare, and every place is as large as the longest.

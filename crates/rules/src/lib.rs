@@ -1,4 +1,4 @@
-//! **Rules**: what a rate limit request is, which rule limits it, and the name of its count.
+//! **Rules**: the rate limit requests, the rule that limits each, and the name of its count.
 //!
 //! ```text
 //! read_directory ─▶ Source ─▶ node ─▶ reader ─▶ options ─▶ compile ─▶ Rules
@@ -14,12 +14,13 @@
 //!
 //! # Modules
 //!
-//! `memory` counts what a load allocates, and `parts` compiles what has changed of a set. `options`
-//! is the table of everything that a rule file may say, and reads its maps; `takes` are the kinds
-//! of values. `limit` and `store` are the parts of a `rule`; [`request`] is what is matched against
-//! `rules`, and [`key`] names a count; `fingerprint` tells whether two programs name them alike. `node` and `reader` read a rule file, `compile` compiles it,
-//! and `directory` finds the files. [`schema()`] describes them. [`yaml`] reads other YAML files
-//! with the same parser. `names` makes enums whose values have names.
+//! `memory` counts the bytes that a load allocates, and `parts` compiles the changed sources of a
+//! set. `options` is the table of everything that a rule file may say, and reads its maps; `takes`
+//! are the kinds of values. `limit` and `store` are the parts of a `rule`; a [`request`] is matched
+//! against `rules`, and [`key`] names a count; `fingerprint` tells whether two programs name them
+//! alike. `node` and `reader` read a rule file, `compile` compiles it, and `directory` finds the
+//! files. [`schema()`] describes them. [`yaml`] reads other YAML files with the same parser.
+//! `names` makes enums whose values have names.
 
 #![forbid(unsafe_code)]
 

@@ -41,7 +41,7 @@ pub const AMOUNT_MAX: u64 = (1 << 53) - 1;
 /// The longest window: ten years of 365 days.
 pub const WINDOW_SECONDS_MAX: u64 = 10 * Unit::Year.seconds();
 
-/// Maximum `unit_multiplier`: that of the shortest unit.
+/// Maximum `unit_multiplier`: the maximum for the shortest unit.
 pub(crate) const UNIT_MULTIPLIER_MAX: u32 = 315_360_000;
 
 const _: () = assert!(UNIT_MULTIPLIER_MAX as u64 * Unit::Second.seconds() == WINDOW_SECONDS_MAX);
@@ -55,7 +55,7 @@ pub const POOLS_MAX: u8 = 64;
 
 const MICROS: u64 = 1_000_000;
 
-/// What the names of the units of the calendar begin with.
+/// Prefix of the names of calendar units.
 const CALENDAR: &str = "calendar_";
 
 crate::named! {
@@ -117,7 +117,7 @@ impl Limit {
     }
 
     /// Returns the number of the window that a time lies in, in microseconds of the Unix epoch. The
-    /// number after it is that of the next window.
+    /// next window has the next number.
     #[inline]
     pub fn window_at(self, unix_us: u64) -> u64 {
         match self.calendar {
@@ -181,8 +181,8 @@ impl Limit {
     }
 
     /// Returns the part of the limit that one of `pods` admits by itself: ⌊limit / `pods`⌋, plus
-    /// one if `rng` falls below the remaining fraction. If `rng` is uniform over 64 bits and
-    /// drawn anew for each pod and window, the parts of all pods add up to the limit on average,
+    /// one if `rng` falls below the remaining fraction. `rng` is to be uniform over 64 bits, and
+    /// drawn for each pod and window. Then the parts of all pods add up to the limit on average,
     /// even if the limit has fewer tokens than there are pods. `pods` of 0 counts as 1.
     #[must_use]
     pub fn part(self, pods: u32, rng: u64) -> Self {
@@ -336,7 +336,7 @@ impl Default for Leasing {
     }
 }
 
-// What a rule answers while the store is unavailable.
+// The answers of a rule while the store is unavailable.
 
 crate::named! {
     /// The answer while the store is unavailable and no token is left in this pod (`failure_mode`).
@@ -358,13 +358,13 @@ crate::named! {
 
 // The hits that a request takes before its cost is known.
 
-/// The terms of a hold (`hold`): what a request takes at its start is held under its id until a
-/// settlement says what it has cost.
+/// The terms of a hold (`hold`): the tokens that a request takes at its start are held under its id
+/// until a settlement gives the real cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hold {
     /// The index of the level whose value is the id of the request. It is no part of the count.
     pub level: u8,
-    /// What becomes of the hits that no settlement has come for.
+    /// The fate of the hits if no settlement has come for them.
     pub unless_settled: UnlessSettled,
     /// From [`Hold::LASTS_MIN`] to [`Hold::LASTS_MAX`].
     lasts_ms: u32,

@@ -1,8 +1,8 @@
 //! The memory of a load, counted before it is allocated.
 //!
-//! What the compiler is about to allocate is taken from a budget first, by the sizes that vectors
-//! and tables will really have. So a load never exceeds its budget, whatever its text, and what was
-//! taken is known afterwards. `tests/rule_memory.rs` compares the count with the allocator.
+//! Memory is taken from a budget before the compiler allocates it, by the sizes that vectors and
+//! tables will really have. So a load never exceeds its budget, whatever its text, and its use is
+//! known afterwards. `tests/rule_memory.rs` compares the count with the allocator.
 
 use std::cell::Cell;
 use std::fmt;
@@ -13,7 +13,7 @@ use std::rc::Rc;
 pub struct MemoryUse {
     /// Maximum while it was compiled, with the rules and without the texts of the sources.
     pub peak: usize,
-    /// What its rules keep.
+    /// Bytes that the rules keep.
     pub held: usize,
 }
 
@@ -31,7 +31,7 @@ pub struct LoadBounds {
     pub pace: Pace,
 }
 
-/// The budget of a load, and what was taken of it.
+/// The budget of a load, and the bytes taken from it.
 #[derive(Debug)]
 pub(crate) struct Memory {
     max: usize,
@@ -46,7 +46,7 @@ pub(crate) struct Memory {
 /// So many allocations are one step of the pace: some 10 µs of work.
 const STEP: u32 = 64;
 
-/// What the allocator may add to a small allocation.
+/// Maximum bytes that the allocator adds to a small allocation.
 const ROUNDING: usize = 16;
 
 /// Bytes of the counters of an `Arc`.
@@ -107,12 +107,12 @@ impl Memory {
         }
     }
 
-    /// Returns what was taken and is free again.
+    /// Returns `bytes` that were taken and are free again.
     pub(crate) fn give_back(&self, bytes: usize) {
         self.held.set(self.held.get().saturating_sub(bytes));
     }
 
-    /// Takes what is needed for a moment.
+    /// Takes `bytes` that are needed for a moment, and returns them at once: only the peak rises.
     pub(crate) fn pass(&self, bytes: usize) -> Option<()> {
         self.take(bytes)?;
         self.give_back(bytes);
@@ -169,12 +169,12 @@ impl Memory {
         self.is_exceeded.get()
     }
 
-    /// What may still be taken.
+    /// Returns the bytes that may still be taken.
     pub(crate) fn left(&self) -> usize {
         self.max - self.held.get()
     }
 
-    /// What is taken now.
+    /// Returns the bytes that are taken now.
     pub(crate) fn held(&self) -> usize {
         self.held.get()
     }

@@ -1,5 +1,5 @@
-//! Parses a YAML file to a tree in which every node has a place, and gives a hint on how to mend a
-//! text that is not YAML.
+//! Parses a YAML file to a tree in which every node has a place, and gives a hint on how to correct
+//! a text that is not YAML.
 //!
 //! A file is one document: of further ones, which the reference drops, the first is a fault.
 //! Aliases are kept as aliases: the nodes they stand for are shared, never copied, so a tree is
@@ -19,7 +19,7 @@ use crate::memory::Memory;
 #[derive(Debug)]
 pub(crate) struct Document<'s> {
     nodes: Nodes<'s>,
-    /// What it took of the memory of the load.
+    /// Bytes taken from the memory of the load.
     bytes: usize,
     root: Option<NodeId>,
     cost: usize,
@@ -89,8 +89,8 @@ type Refusal = (Place, String);
 // === impl Document ===
 
 impl<'s> Document<'s> {
-    /// Parses `text`. The error says where and why it is not YAML that this parser accepts.
-    /// It takes `memory` until [`Document::free`].
+    /// Parses `text`. The error says where and why it is not YAML that this parser accepts. The
+    /// document takes `memory` until [`Document::free`].
     pub(crate) fn parse(text: &'s str, memory: &Memory) -> Result<Self, Refusal> {
         let before = memory.held();
         let document = Self::build(text, memory);
@@ -399,7 +399,7 @@ fn place_of(marker: Marker) -> Place {
     Place { line: number(marker.line()), column: number(marker.col()).saturating_add(1) }
 }
 
-/// Returns the parser's message, with what is probably wrong.
+/// Returns the parser's message, with a hint on the probable mistake.
 fn syntax_fault(error: &ScanError, text: &str) -> Refusal {
     let place = place_of(*error.marker());
     let message = error.info();
@@ -572,9 +572,16 @@ struct Survey {
     pieces: usize,
 }
 
+/// Class of a byte of plain text: printable ASCII or white space.
 const PLAIN: u8 = 1;
+
+/// Class of a byte that can be part of a word.
 const WORD: u8 = 2;
+
+/// Class of a comma, bracket or brace: each is a token of a flow collection.
 const MARK: u8 = 4;
+
+/// Class of a quotation mark: two of them enclose a scalar.
 const QUOTE: u8 = 8;
 
 /// The class of each byte.
@@ -653,12 +660,13 @@ pub(crate) struct CharInput<'s> {
     ahead: &'s Ahead,
 }
 
-/// What the scanner may hold before its next event: the text of a scalar, or the tokens of a flow
-/// collection, which it keeps until the collection ends. At its end the text ends early.
+/// The memory left for the scanner before its next event. It holds the text of a scalar, or the
+/// tokens of a flow collection until the collection ends. When no memory is left, the text ends
+/// early.
 #[derive(Debug)]
 pub(crate) struct Ahead {
     left: Cell<usize>,
-    /// What was taken for the event that needed most of it. Its queue does not shrink.
+    /// Bytes taken for the event that needed most. The scanner's queue does not shrink.
     taken: Cell<usize>,
     /// Whether the last character could be part of a token with the next one.
     in_word: Cell<bool>,
@@ -677,8 +685,8 @@ impl Ahead {
         Self { left: Cell::new(0), taken: Cell::new(0), in_word: Cell::new(false) }
     }
 
-    /// Runs `scan` up to the next event, within what is left of the memory of the load; `None` if
-    /// that is not enough.
+    /// Runs `scan` up to the next event, within the memory that the load has left; `None` if that
+    /// is not enough.
     pub(crate) fn scan<T>(&self, memory: &Memory, scan: impl FnOnce() -> T) -> Option<T> {
         let most = memory.left().saturating_add(self.taken.get());
         self.left.set(most);
@@ -694,7 +702,7 @@ impl Ahead {
         Some(scanned)
     }
 
-    /// Frees what was taken.
+    /// Frees the memory that was taken for events.
     pub(crate) fn free(&self, memory: &Memory) {
         memory.give_back(self.taken.get());
     }
@@ -811,11 +819,11 @@ impl Input for CharInput<'_> {
     }
 }
 
-// What is probably wrong with a text that is not YAML. The parser says where it could not go on,
-// which may be a line or more behind the mistake.
+// Hints on the probable mistake in a text that is not YAML. The parser says where it could not go
+// on, which may be a line or more behind the mistake.
 
-/// Says how to mend `text`, in which the parser stopped at `place` with this message; `None` if that
-/// is not clear.
+/// Says how to correct `text`, in which the parser stopped at `place` with this message; `None` if
+/// that is not clear.
 fn hint(message: &str, place: Place, text: &str) -> Option<String> {
     let line = line_of(text, place.line);
     let is_about = |what: &str| message.contains(what);

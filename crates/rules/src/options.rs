@@ -1,5 +1,5 @@
-//! The options of rule files, in one table: their names, what they take, where they may stand, and
-//! what they mean.
+//! The options of rule files, in one table: name, kind of value, where the option may stand, and
+//! meaning.
 //!
 //! From the table follow the reader, with all its faults; the merge of a file's `defaults`; which
 //! options have no effect where they stand; the JSON Schema, from which `docs/rules-list.md` and
@@ -27,7 +27,7 @@ use crate::takes::{
 pub struct OptionRow {
     /// The name as rule files write it; names are case-sensitive.
     pub name: &'static str,
-    /// What it means, in a sentence.
+    /// The meaning, in a sentence.
     pub meaning: &'static str,
     origin: Origin,
     schema: fn() -> Value,
@@ -39,9 +39,9 @@ pub struct OptionRow {
 pub struct FlagRow {
     /// The option.
     pub option: OptionRow,
-    /// What it is where a file does not say.
+    /// The value where a file gives none.
     pub default: bool,
-    /// What it means in a rule where it is not the default: a word, and a phrase.
+    /// How a rule whose value is not the default is shown: a word, and a phrase.
     pub shown: (&'static str, &'static str),
     /// Where it stands: in a descriptor, or in a `rate_limit`, and so in `defaults`.
     pub(crate) map: MapKind,
@@ -108,16 +108,16 @@ pub(crate) trait Given {
 
 /// The value of an option that a file's `defaults` may give too.
 pub(crate) trait Merged: Clone {
-    /// Returns this value, completed by that of the `defaults`.
+    /// Returns this value, completed by the value in `defaults`.
     fn over(&self, _defaults: &Self) -> Self {
         self.clone()
     }
 
-    /// Reports what is out of range below this value.
+    /// Reports values below this one that are out of range.
     fn settle(&mut self, _findings: &Findings) {}
 }
 
-/// Makes the options of a map: a struct of what is kept of each, and their rows. Before `--` are
+/// Makes the options of a map: a struct of the kept values, and their rows. Before `--` are
 /// fields that are no options. If the struct is `merged`, a file's `defaults` may have them too.
 macro_rules! options {
     (
@@ -465,8 +465,8 @@ flags! {
     /// A charge is a cost that has been incurred: it is counted whole and never denied. The limit
     /// denies requests of 0 hits while nothing is left.
     Ratelease settle in RateLimit = false, "settle": "charges are counted whole and never denied";
-    /// In a call whose descriptors all have hits of their own, above 0, the charge is a cost that has
-    /// been incurred: if the call is denied, it is counted whole all the same.
+    /// In a call whose descriptors all have hits of their own, above 0, the charge is a cost that
+    /// has been incurred: if the call is denied, it is counted whole all the same.
     Ratelease settle_own_hits in RateLimit = false,
         "own hits": "counted whole in a call of costs, also if that is denied";
     /// What a fixed_window was charged beyond its limit counts against the next windows.
@@ -485,8 +485,8 @@ flags! {
 // === impl Flags ===
 
 impl Flags {
-    /// Returns those of a rule that gives none. If it `holds`, a denied estimate spends nothing:
-    /// its request costs nothing either.
+    /// Returns the flags of a rule that gives none. If the rule `holds`, a denied estimate spends
+    /// nothing, since its request costs nothing either.
     pub fn of_rule(holds: bool) -> Self {
         let flags = Self::default();
         Self { charge_denied: flags.charge_denied && !holds, ..flags }
@@ -501,8 +501,8 @@ pub(crate) enum LeaseOption {
     On(LeaseOptions),
 }
 
-/// A map or a list, which the reader reads into what is kept of it. Of `descriptors` an item at a
-/// time is read, by [`Reader::descriptors`].
+/// A map or a list, which the reader reads into the form in which it is kept.
+/// [`Reader::descriptors`] reads `descriptors`, one item at a time.
 struct Nested<'d, K> {
     read: fn(&mut Reader<'d, '_>, Field<'d>, &mut K),
     schema: fn() -> Value,

@@ -1,9 +1,9 @@
-//! Loads a set of sources of which most are those of the set before: only the others are compiled.
+//! Loads a set of sources of which most were in the previous set: only the others are compiled.
 //!
-//! Compiling a source alone gives the same rules as one load of all, unless the path of one of its
-//! rules is that of a rule of another domain, or all sources together exceed a ceiling. Then, and
-//! where one of several changed sources has faults, all are compiled in one load, which finds the
-//! faults of all.
+//! Compiling a source alone gives the same rules as one load of all, with two exceptions: a rule
+//! has the path of a rule of another domain, or all sources together exceed a ceiling. In both
+//! cases all are compiled in one load. When one of several changed sources has faults, all are
+//! compiled too, so that the faults of all are found.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::rules::{DomainRules, Rules};
 /// Maximum number of warnings of sources that are compiled one by one.
 const WARNINGS_MAX: usize = 1000;
 
-/// What the sources of the last good load became, in the order of their names.
+/// The compiled sources of the last good load, in the order of their names.
 #[derive(Debug, Default)]
 pub struct Parts(Vec<Part>);
 
@@ -33,9 +33,9 @@ struct Part {
 // === impl Parts ===
 
 impl Parts {
-    /// Like [`load_within`], with the same rules; of the weight it has the memory alone. The
-    /// memory of `bounds` is for what is compiled: what the last good load made is there already. The
-    /// options are always the same.
+    /// Loads the same rules as [`load_within`]; of the weight it has the memory alone. The memory
+    /// of `bounds` is for compiling: the results of the last good load exist already. The options
+    /// are always the same.
     ///
     /// # Errors
     /// As [`load_within`].
@@ -188,7 +188,7 @@ mod tests {
         let mut parts = Parts::default();
         let sources = ["bank", "card", "shop"].map(|it| source(it, &rule("user", 5)));
         let before = load(&mut parts, &sources).unwrap().rules;
-        // The text is the same, or that of another object.
+        // The source `bank` has its old text, in another object.
         let again = Arc::new(Source::clone(&sources[0]));
         let changed = [again, source("shop", &rule("user", 6)), source("user", &rule("a", 1))];
         let after = load(&mut parts, &changed).unwrap().rules;

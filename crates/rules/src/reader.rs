@@ -11,7 +11,7 @@ pub(crate) struct Reader<'d, 'f> {
     depth: usize,
     /// The remaining cost that may be read, in the unit of `Node::cost`; `None` once it is used up.
     budget: Option<usize>,
-    /// What aliases may add to it.
+    /// Bytes that aliases may still add to the reading.
     aliased: usize,
 }
 
@@ -24,12 +24,14 @@ pub(crate) struct Entry<'d> {
     pub(crate) merged: bool,
 }
 
-/// Maximum cost that aliases may add to the reading of a file, in bytes of copied text and nodes:
-/// for each byte of the file, and besides.
+/// Maximum cost that aliases add to the reading of a file, for each byte of the file. The cost is
+/// in bytes of copied text and nodes.
 const ALIASED_PER_BYTE: usize = 8;
+
+/// Maximum cost that aliases add besides, whatever the size of the file.
 const ALIASED_BESIDES: usize = 1 << 20;
 
-/// Bytes of an entry, and of what is collected of it.
+/// Bytes of an entry while it is read and collected.
 const ENTRY_BYTES: usize = 3 * size_of::<Entry<'_>>();
 
 // === impl Reader ===
@@ -133,7 +135,7 @@ impl<'d, 'f> Reader<'d, 'f> {
         }
     }
 
-    /// Whether there is memory for so many entries and what is read of them, in vectors that
+    /// Whether there is memory for so many entries and the values read from them, in vectors that
     /// double.
     fn has_room_for(&self, entries: usize) -> bool {
         self.findings.memory.pass(ENTRY_BYTES * entries).is_some()
@@ -220,7 +222,8 @@ impl<T> Parsed<T> {
         }
     }
 
-    /// Returns the value that `check` makes of this one; what it refuses is not reported yet.
+    /// Returns the value that `check` makes of this one. A value that `check` refuses is not
+    /// reported yet.
     pub(crate) fn checked<U>(self, check: impl FnOnce(T) -> Result<U, String>) -> Parsed<U> {
         match self {
             Parsed::Absent => Parsed::Absent,

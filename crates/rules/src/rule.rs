@@ -73,7 +73,7 @@ pub enum LevelMatch {
     Wildcard(Box<str>),
 }
 
-/// What a rule allows.
+/// The amount that a rule allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allowance {
     /// At most this limit.
@@ -186,8 +186,8 @@ impl Rule {
         RuleOption { written, ..RuleOption::new("hold", terms, false) }
     }
 
-    /// What stands for every value of this level in the name of a count, and so on pages; `None`
-    /// if each value has a count of its own.
+    /// Returns the text that stands for every value of this level in the name of a count, and so on
+    /// pages; `None` if each value has a count of its own.
     #[inline]
     pub fn shared_at(&self, level: usize) -> Option<&str> {
         // No pattern is empty, so the id of a request names no other count than a pattern does.

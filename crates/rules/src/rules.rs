@@ -36,8 +36,8 @@ pub(crate) struct DomainRules {
     pub(crate) rules: Vec<Arc<Rule>>,
     /// The store of every limit of the domain that names none, and of overrides.
     pub(crate) store: StoreId,
-    /// The hash of the domain's own rules, once a fingerprint was asked for. Versions share the rules
-    /// that do not change, and so the hash.
+    /// The hash of the domain's own rules, once a fingerprint was asked for. Versions share the
+    /// rules that do not change, and so the hash.
     pub(crate) fingerprint: OnceLock<u64>,
 }
 
@@ -52,12 +52,12 @@ pub enum Lookup<'r> {
     Rule(&'r Arc<Rule>),
 }
 
-/// The key of the entry that ends a descriptor whose hits are the cost of what has been used
-/// already: a settlement.
+/// The key of the entry that marks a settlement. It is the last entry of a descriptor whose hits
+/// are the real cost of something used already.
 pub const SETTLE_KEY: &str = "ratelease.settle";
 
-/// What the name of a domain of candidate rules ends in: `shop@candidate` has those of `shop`. They
-/// are tried on the requests of `shop` beside the rules in force, and decide nothing.
+/// Suffix of the name of a domain of candidate rules: `shop@candidate` has the candidates for
+/// `shop`. They are tried on the requests of `shop` beside the rules in force, and decide nothing.
 pub const CANDIDATE_SUFFIX: &str = "@candidate";
 
 /// Returns the name of the domain of the candidate rules of `domain`.
@@ -70,15 +70,16 @@ pub fn domain_of_candidate(name: &str) -> Option<&str> {
     name.strip_suffix(CANDIDATE_SUFFIX).filter(|domain| !domain.is_empty())
 }
 
-/// What a descriptor charges.
+/// The charge of a descriptor.
 #[derive(Debug, Clone, Copy)]
 pub struct Charged<'r, 'e> {
     /// The rule for the entries.
     pub lookup: Lookup<'r>,
-    /// The entries that the rule is found by, and the count named by: those of the descriptor,
-    /// without the [`SETTLE_KEY`] of a settlement.
+    /// The entries that find the rule and name the count: the entries of the descriptor, without
+    /// the [`SETTLE_KEY`] of a settlement.
     pub entries: &'e [Entry<'e>],
-    /// The hits are the cost of what has been used already: they are never refused.
+    /// Whether the hits are a settlement: the cost of something used already, which is never
+    /// refused.
     pub settles: bool,
 }
 
@@ -154,9 +155,10 @@ impl Rules {
         }
     }
 
-    /// Returns what `descriptor` charges. If no rule matches it as it stands, and its last entry has
-    /// the [`SETTLE_KEY`], it settles what the entries before that one charge, if the rule of these has
-    /// a `hold` or `settle`: no other limit can be charged beyond what is left.
+    /// Returns the charge of `descriptor`. A descriptor whose last entry has the [`SETTLE_KEY`] is
+    /// a settlement if no rule matches it as it stands. It settles the charge of the entries before
+    /// the last one, if their rule has a `hold` or `settle`: no other limit can be charged beyond
+    /// its remaining tokens.
     #[inline]
     pub fn charged<'e>(&self, domain: &str, descriptor: &'e Descriptor<'_>) -> Charged<'_, 'e> {
         let entries = &descriptor.entries[..];
@@ -168,7 +170,7 @@ impl Rules {
         }
     }
 
-    /// What `descriptor` charges, which ends with `last`, the mark of a settlement.
+    /// Returns the charge of `descriptor`, which ends with `last`, the mark of a settlement.
     fn marked<'e>(
         &self,
         domain: &str,
@@ -244,7 +246,7 @@ impl Rules {
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Rule>> {
         let mut domains: Vec<_> = self.domains.iter().collect();
         domains.sort_by(|(a, _), (b, _)| dotted(a).cmp(dotted(b)));
-        // The paths of `a.b` may lie between those of `a`.
+        // The paths of `a.b` may lie between the paths of `a`.
         let is_nested =
             |(name, _): &(&str, _)| prefixes(name).any(|it| self.domains.get(it).is_some());
         let has_nested = domains.iter().any(is_nested);
@@ -282,7 +284,7 @@ impl Rules {
     }
 }
 
-/// What the paths of the rules of a domain begin with.
+/// Returns the prefix of the paths of the rules of a domain.
 fn dotted(domain: &str) -> impl Iterator<Item = u8> {
     domain.bytes().chain([b'.'])
 }

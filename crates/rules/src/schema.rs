@@ -1,8 +1,8 @@
 //! The JSON Schema of rule files, for editors and for checks before a deployment. It follows from
 //! the table of options.
 //!
-//! It is strict where the loader warns: a key that has no meaning where it stands is refused.
-//! Faults that concern several values, such as two equal keys, are for the loader alone.
+//! The schema is strict where the loader warns: it refuses a key that has no meaning where it
+//! stands. Faults that concern several values, such as two equal keys, are for the loader alone.
 
 use serde_json::{Map, Value, json};
 

@@ -12,11 +12,11 @@ pub const STORE_NAME_BYTES_MAX: usize = 32;
 /// The name of the store that counts the limits that name no store.
 pub const DEFAULT_STORE: &str = "default";
 
-/// Names that no store may be given: those of the stores that need none.
+/// Names that no store may have: they belong to the stores that need no name.
 const RESERVED: [&str; 2] = [DEFAULT_STORE, "persecond"];
 
-/// Ends of names that are refused: the variables of `a-sentinel` and those of `a` would have the
-/// same names.
+/// Ends of names that are refused: the variables of the store `a-sentinel` could have the same
+/// names as variables of the store `a`.
 const AMBIGUOUS_ENDS: [&str; 2] = ["-sentinel", "-socket"];
 
 /// A store, by its number: 0 is the default one, and the named ones follow in the order of
@@ -69,7 +69,7 @@ impl StoreNames {
     /// items are left out.
     ///
     /// # Errors
-    /// What is wrong with the first faulty name, or with their number.
+    /// Returns the fault of the first name that has one, or of their number.
     pub fn parse(list: &str) -> Result<Self, String> {
         let mut names: Vec<Box<str>> = Vec::new();
         for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
@@ -85,7 +85,7 @@ impl StoreNames {
         Ok(Self((!names.is_empty()).then(|| names.into())))
     }
 
-    /// Returns the names, without that of the default store.
+    /// Returns the names, without the name of the default store.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.0.iter().flat_map(|names| names.iter()).map(AsRef::as_ref)
     }
@@ -124,7 +124,7 @@ impl DomainStores {
     /// at the last `=`.
     ///
     /// # Errors
-    /// What is wrong with the first faulty item.
+    /// Returns the fault of the first item that has one.
     pub fn parse(list: &str, names: &StoreNames) -> Result<Self, String> {
         let mut stores: Vec<DomainStore> = Vec::new();
         for item in list.split(',').map(str::trim).filter(|item| !item.is_empty()) {
@@ -155,7 +155,7 @@ impl DomainStores {
     }
 }
 
-/// Finds a store by name. The error says what is wrong with the name.
+/// Finds a store by name. The error is the fault of the name.
 fn named(name: &str, names: &StoreNames) -> Result<StoreId, String> {
     if let Some((_, store)) = name.split_once('>') {
         return Err(format!(

@@ -1,5 +1,5 @@
-//! What the options of rule files take: how a value of each kind is read and checked, how a wrong
-//! one is reported, and its JSON Schema.
+//! The kinds of values that options of rule files take: how a value of each kind is read and
+//! checked, how a wrong one is reported, and its JSON Schema.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -22,13 +22,13 @@ pub(crate) struct Field<'d> {
     pub(crate) node: &'d Node<'d>,
 }
 
-/// What an option takes.
+/// A kind of value that an option takes.
 pub(crate) trait Takes<'d> {
-    /// What a map keeps of it.
+    /// The form in which a map keeps the value.
     type Kept;
 
-    /// Reads the value of a field into what the map already keeps: of two values the last one
-    /// counts, and maps add to each other.
+    /// Reads the value of a field into `kept`, the value that the map already keeps. Of two values
+    /// the last one counts, and maps add to each other.
     fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept);
 
     /// Returns the JSON Schema of the value.
@@ -43,10 +43,10 @@ pub(crate) trait Takes<'d> {
 /// `true` or `false`.
 pub(crate) struct Flag;
 
-/// Text, of which the compiler checks what it means.
+/// Text whose meaning the compiler checks.
 pub(crate) enum Text {
     Any,
-    /// It may not be left out or empty.
+    /// The text may not be left out or empty.
     Required,
     StoreName,
     /// The name of a unit. Beside `unlimited` it has no effect, and any text is accepted.
@@ -67,7 +67,7 @@ pub(crate) struct Word<T: 'static> {
 
 /// A whole number.
 pub(crate) struct Number<T> {
-    /// What is taken.
+    /// The numbers that are taken.
     pub(crate) range: RangeInclusive<u64>,
     /// Returns the value, or why it is out of range.
     pub(crate) check: fn(u64) -> Result<T, String>,
@@ -186,7 +186,7 @@ impl<'d, T> Takes<'d> for Number<T> {
     type Kept = Parsed<T>;
 
     fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
-        // What is above the range, and no absurd number, `check` refuses with its reason.
+        // A number above the range that is not absurd is read: `check` refuses it with its reason.
         let most = (*self.range.end()).max(u32::MAX.into());
         let number = match &field.node.kind {
             Kind::Scalar(_, Meaning::Null) => Parsed::Absent,
@@ -218,7 +218,7 @@ fn refuse_number<T>(
     Parsed::Faulty
 }
 
-/// What to write in place of a value that is no whole number of the range.
+/// Returns a hint for a value that is no whole number of the range.
 fn number_hint(field: Field<'_>, range: &RangeInclusive<u64>) -> Option<String> {
     let Kind::Scalar(text, meaning) = &field.node.kind else { return None };
     let requests = (field.name == "requests_per_unit").then_some(());
@@ -246,7 +246,7 @@ fn number_hint(field: Field<'_>, range: &RangeInclusive<u64>) -> Option<String> 
     }
 }
 
-/// What to write in place of a limit that is no map, such as `5/minute`.
+/// Returns a hint for a limit that is no map, such as `5/minute`.
 pub(crate) fn limit_hint(node: &Node<'_>) -> String {
     let rate = match &node.kind {
         Kind::Scalar(text, _) if text.eq_ignore_ascii_case("unlimited") => {
@@ -363,7 +363,7 @@ impl<'d> Takes<'d> for Metadata {
     }
 }
 
-/// Returns the schema of one of these words, in any case. Editors offer those of the `enum`.
+/// Returns the schema of one of these words, in any case. Editors offer the words of the `enum`.
 pub(crate) fn words(words: &[impl AsRef<str>]) -> Value {
     let words: Vec<_> = words.iter().map(AsRef::as_ref).collect();
     let mut pattern = String::new();
@@ -470,7 +470,7 @@ impl<'d> Reader<'d, '_> {
         self.refuse_with(node, what, expected, None);
     }
 
-    /// The same, with what to write instead.
+    /// Refuses the value, with a hint on what to write instead.
     pub(crate) fn refuse_with(
         &mut self,
         node: &Node<'_>,

@@ -259,9 +259,10 @@ struct Pieces {
     starts: Box<[u32]>,
 }
 
-/// Bytes for each byte of pieces, and for each piece, while the automaton is built; and for each
-/// further piece that may end where one does.
+/// Bytes for each byte of pieces, and for each piece, while the automaton is built.
 const BUILD_BYTES: usize = 90;
+
+/// Bytes added to [`BUILD_BYTES`] for each further piece that may end where one does.
 const MATCH_BYTES: usize = 8;
 
 /// The most different pieces of which each ends the next; `None` if there is no memory to find it.
@@ -269,7 +270,7 @@ fn nesting(patterns: &[Pattern], memory: &Memory) -> Option<usize> {
     let pieces = || patterns.iter().flat_map(|pattern| pattern.middle().iter().map(|it| &**it));
     memory.pass(pieces().count() * size_of::<&[u8]>())?;
     let mut sorted: Vec<&[u8]> = pieces().collect();
-    // What ends a piece comes before it.
+    // After this sort, a piece comes after each piece that ends it.
     sorted.sort_unstable_by(|a, b| a.iter().rev().cmp(b.iter().rev()));
     sorted.dedup();
     let mut most = 0;
@@ -301,7 +302,8 @@ struct Search<'s> {
 /// The progress of one pattern.
 struct Run {
     number: u32,
-    /// Its next piece, as an index into `Pieces::ids`. `end` is the index after its last piece.
+    /// The next piece of the run, as an index into `Pieces::ids`. `end` is the index after its last
+    /// piece.
     piece: u32,
     end: u32,
     /// The range of the text in which its remaining pieces may be.

@@ -1,13 +1,13 @@
-//! What rustls leaves to do with certificates: the end of their validity, a bound on a chain, and
-//! those that it does not read or accept.
+//! The parts of certificates that rustls leaves to its user: the end of their validity, a bound on
+//! a chain, and certificates that rustls does not read or accept.
 //!
-//! Go and OpenSSL accept certificates of a server or a client that rustls does not read or accept
-//! as such: those of version 1, as `openssl x509 -req` makes them, and those that may sign
+//! Go and OpenSSL accept two kinds of certificates of a server or a client that rustls does not:
+//! certificates of version 1, as `openssl x509 -req` makes them, and certificates that may sign
 //! others, as `openssl req -x509` makes them.
 //!
 //! Such a certificate is rewritten as one that rustls reads: of version 3, and not of a CA. rustls
-//! then checks its validity, its purpose, its name and the handshake. Its issuer's signature is
-//! checked here, on what was signed.
+//! then checks its validity, its purpose, its name and the handshake. The issuer's signature is
+//! checked here, on the original bytes.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -82,12 +82,15 @@ pub(crate) fn check_chain(intermediates: &[CertificateDer<'_>]) -> Result<(), Er
     }
 }
 
-/// Tags of DER (X.690 §8).
+/// Tag of a sequence in DER (X.690 §8).
 const SEQUENCE: u8 = 0x30;
+/// Tag of a string of bits in DER (X.690 §8).
 const BIT_STRING: u8 = 0x03;
+/// Tag of an integer in DER (X.690 §8).
 const INTEGER: u8 = 0x02;
-/// Of the version and the extensions of a certificate (RFC 5280 §4.1).
+/// Tag of the version of a certificate (RFC 5280 §4.1).
 const VERSION: u8 = 0xa0;
+/// Tag of the extensions of a certificate (RFC 5280 §4.1).
 const EXTENSIONS: u8 = 0xa3;
 
 /// The version 3, with its tag; a certificate of version 1 does not name it.
@@ -100,7 +103,7 @@ const BASIC_CONSTRAINTS: [u8; 5] = [0x06, 3, 0x55, 0x1d, 0x13];
 /// The parts of a certificate.
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
-    /// What the issuer signed.
+    /// The bytes that the issuer signed.
     signed: &'a [u8],
     /// The content of the algorithm of its signature.
     algorithm: &'a [u8],
@@ -170,7 +173,7 @@ impl<'a> Parts<'a> {
             }
             rest = others;
         }
-        // What is no extension is left for rustls to refuse.
+        // Bytes that are no extension are left for rustls to refuse.
         kept.extend_from_slice(rest);
         let mut body = [&VERSION_3, self.fields].concat();
         if !kept.is_empty() {

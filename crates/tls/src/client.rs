@@ -27,15 +27,15 @@ use crate::server::unusable_key;
 /// The files that a client of a server with TLS is configured by.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClientFiles {
-    /// The certificates that the server's must descend from; `None` for those of the system.
+    /// The certificates from which the server's must descend; `None` for the roots of the system.
     pub roots: Option<PathBuf>,
     /// The client's certificate, followed by its intermediates, and its private key.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// Which name the server's certificate must have.
+    /// The name that the server's certificate must have.
     pub server: ServerCheck,
 }
 
-/// Which name a server's certificate must have.
+/// The name that a server's certificate must have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ServerCheck {
     /// The host that is connected to.
@@ -47,7 +47,7 @@ pub enum ServerCheck {
     AnyName,
 }
 
-/// What these files held at one time, or why they could not be read.
+/// The contents of these files at one time, or why they could not be read.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClientPems {
     roots: Option<Content>,
@@ -69,8 +69,8 @@ impl ClientFiles {
         }
     }
 
-    /// Makes a configuration of what the files held. Without a file of roots, it reads those of the
-    /// system. If `now` is given, the client's certificate has to be valid then.
+    /// Makes a configuration from the contents of the files. Without a file of roots, it reads the
+    /// roots of the system. If `now` is given, the client's certificate has to be valid then.
     ///
     /// # Errors
     /// Each file that cannot be used.
@@ -157,14 +157,14 @@ fn system_roots() -> Result<RootCertStore, String> {
 
 /// The check of a server's certificate: of the chain's size, the chain, and a name.
 ///
-/// A chain is accepted that rustls accepts. Besides, where a file holds the certificates to trust,
-/// a server's certificate is accepted that is one of them, or that one of them has signed without
-/// an intermediate, of whatever version and whether or not it may sign others: Go and OpenSSL
-/// accept these too.
+/// A chain that rustls accepts is accepted. Where a file holds the certificates to trust, two more
+/// server's certificates are accepted, as Go and OpenSSL do: a certificate of the file, and one
+/// that a certificate of the file has signed without an intermediate. The version of the server's
+/// certificate does not matter, nor whether it may sign others.
 #[derive(Debug)]
 struct ServerChain {
     roots: RootCertStore,
-    /// The certificates of the file of roots; empty for those of the system.
+    /// The certificates of the file of roots; empty for the roots of the system.
     named: Vec<CertificateDer<'static>>,
     check: ServerCheck,
     algorithms: WebPkiSupportedAlgorithms,
@@ -219,7 +219,7 @@ impl ServerCertVerifier for ServerChain {
                 now,
                 self.algorithms.all,
             ),
-            // What its issuer signed is not what rustls reads.
+            // The bytes that the issuer signed are not the bytes that rustls reads.
             Cow::Owned(_) => Err(CertificateError::UnknownIssuer.into()),
         };
         if let Err(why) = descends {

@@ -1,4 +1,4 @@
-//! TLS from PEM files: the configuration of a listener, and that of a client.
+//! TLS from PEM files: the configurations of listeners and of clients.
 //!
 //! Uses rustls with ring (docs/design.md) and nothing of ours. The command line checks the
 //! files with it, the server and the clients of Redis and of collectors connect with it.

@@ -1,5 +1,5 @@
-//! Reads PEM files (RFC 7468) and takes certificates and keys from them, and says what is wrong with
-//! a file. Errors are phrased to follow the words "the file", and quote nothing of it.
+//! Reads PEM files (RFC 7468), takes certificates and keys from them, and reports the faults of a
+//! file. Errors are phrased to follow the words "the file", and quote nothing of it.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -21,28 +21,28 @@ use crate::certificate;
 /// Maximum bytes of a file: a bundle of all public roots has a few hundred thousand.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// What a file holds, or why it cannot be read.
+/// The bytes of a file, or why it cannot be read.
 pub(crate) type Content = Result<Vec<u8>, String>;
 
-/// What a file is for.
+/// The purpose of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileRole {
     /// Our own certificate, followed by its intermediates.
     Certificate,
     /// The private key of that certificate.
     Key,
-    /// The certificates that those of the other side must descend from.
+    /// The certificates from which the other side's must descend.
     Roots,
 }
 
 /// A file that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileFault {
-    /// What it is for.
+    /// The purpose of the file.
     pub role: FileRole,
-    /// Its path, as given; `None` for the roots of the system.
+    /// The path, as given; `None` for the roots of the system.
     pub path: Option<PathBuf>,
-    /// What is wrong, phrased to follow the words "the file". Quotes nothing of the file.
+    /// The fault, phrased to follow the words "the file". The text quotes nothing of the file.
     pub problem: String,
 }
 

@@ -27,15 +27,15 @@ pub const ALPN_HTTP2: &[u8] = b"h2";
 pub struct ServerFiles {
     /// The certificate, followed by its intermediates.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// The private key of the certificate.
     pub key: PathBuf,
-    /// The certificates that those of clients must descend from; `None` if clients need none.
+    /// The certificates from which a client's must descend; `None` if clients need none.
     pub client_roots: Option<PathBuf>,
     /// A DNS name or an IP address that the certificates of clients must have, if they need one.
     pub client_name: Option<ServerName<'static>>,
 }
 
-/// What these files held at one time, or why they could not be read.
+/// The contents of these files at one time, or why they could not be read.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServerPems {
     certificate: Content,
@@ -79,7 +79,7 @@ impl ServerFiles {
         }
     }
 
-    /// Makes a configuration of what the files held, at the time `now`.
+    /// Makes a configuration from the contents of the files, at the time `now`.
     ///
     /// # Errors
     /// Each file that cannot be used: one that cannot be read, no PEM, another kind of content, a

@@ -36,8 +36,8 @@ pub fn decode(message: &[u8], memory: usize) -> Result<RateLimitConfig, Undecode
     shape::decode(message, &CONFIG_SHAPE, memory)
 }
 
-/// The text of a resource's rules, of which each has `settle_own_hits` if `settles_own_hits`: the type
-/// cannot say it. `None` if it is longer than `max` bytes, or than a source may be.
+/// The text of a resource's rules, of which each has `settle_own_hits` if `settles_own_hits`: the
+/// type cannot say it. `None` if it is longer than `max` bytes, or than a source may be.
 pub fn text_of(config: &RateLimitConfig, settles_own_hits: bool, max: usize) -> Option<String> {
     let max = max.min(TEXT_BYTES_MAX);
     let mut text = "domain: ".to_owned();
@@ -305,7 +305,7 @@ fn policy_of(map: &Yaml) -> Result<Option<RateLimitPolicy>, String> {
     Ok((!is_empty).then_some(read))
 }
 
-/// Whether an option that the type does not have is what it is in the reference.
+/// Whether an option that the type lacks has its value in the reference.
 fn is_default(name: &str, value: &Yaml) -> bool {
     match (name, value.json()) {
         (_, Value::Null) => true,
@@ -345,7 +345,7 @@ fn value_of(value: &Value) -> WireValue {
     WireValue { kind: Some(kind) }
 }
 
-// What messages take in memory.
+// The memory that messages take.
 
 static CONFIG_SHAPE: Shape =
     Shape(&[Field { number: 3, item: size_of::<RateLimitDescriptor>(), of: &DESCRIPTOR_SHAPE }]);

@@ -1,9 +1,9 @@
 //! **The resources of xDS** that carry rules: the names of both types, the message of our own, and
-//! what a node says of the rules that it runs. [`config`] translates Envoy's type from and to the
-//! text of rule files, and [`shape`] bounds the memory of messages.
+//! the report of a node on the rules that it runs. [`config`] translates Envoy's type from and to
+//! the text of rule files, and [`shape`] bounds the memory of messages.
 //!
 //! The control plane sends these resources, and the sidecar takes them. The messages of Envoy's
-//! protocol are those of `envoy-types`.
+//! protocol come from `envoy-types`.
 
 #![forbid(unsafe_code)]
 
@@ -28,9 +28,11 @@ pub const RULES_VERSION_KEY: &str = "rules_version";
 /// one: rules that need more than it has left for them are refused.
 pub const MEMORY_KEY: &str = "memory_bytes";
 
-/// The part of a pod's memory that stays free while it loads rules, and bytes besides: for requests
-/// meanwhile, for the kernel, and for faults that are shown.
+/// The part of a pod's memory that stays free while it loads rules: for requests meanwhile, for the
+/// kernel, and for faults that are shown.
 const RESERVE_PART: usize = 8;
+
+/// Bytes that stay free in addition to the part [`RESERVE_PART`].
 const RESERVE_BYTES: usize = 4 << 20;
 
 /// The memory for rules that are loaded, of a pod with this limit that has `resident` bytes now.

@@ -15,7 +15,7 @@ pub struct Shape(pub &'static [Field]);
 /// A field that holds messages, or several texts.
 #[derive(Debug)]
 pub struct Field {
-    /// Its number.
+    /// The number of the field.
     pub number: u32,
     /// Bytes of one item of its vector or table; 0 if it is no such field.
     pub item: usize,
@@ -26,18 +26,20 @@ pub struct Field {
 /// Why a message is not decoded.
 #[derive(Debug)]
 pub enum Undecoded {
-    /// It is malformed.
+    /// The message is malformed.
     Malformed(DecodeError),
-    /// It would take more memory than so many bytes.
+    /// The message would take more memory than so many bytes.
     TooLarge(usize),
 }
 
 /// A type without such fields.
 pub static FLAT: Shape = Shape(&[]);
 
-/// What a message may take in memory for each byte of it, and bytes besides. A descriptor with a
+/// Maximum bytes that a message may take in memory for each of its own bytes. A descriptor with a
 /// limit takes some 30 bytes on the wire and 300 in memory.
 const PER_BYTE: usize = 32;
+
+/// Bytes that a message may take in memory besides.
 const BESIDES: usize = 1 << 20;
 
 /// Maximum that a message may take in memory.
@@ -75,8 +77,8 @@ pub fn check(message: &[u8], shape: &Shape, max: usize) -> Result<(), Undecoded>
     count(message, shape, 0, &mut left).ok_or(Undecoded::TooLarge(max))
 }
 
-/// Takes what the fields of a message need from `left`; `None` if that is not enough. Of a message
-/// that is malformed, what was found before counts: the decoder reports it.
+/// Takes the memory that the fields of a message need from `left`; `None` if that is not enough. Of
+/// a malformed message, the fields before the fault count: the decoder reports the fault.
 fn count(mut message: &[u8], shape: &Shape, depth: usize, left: &mut usize) -> Option<()> {
     let mut items = [0_usize; FIELDS_MAX];
     while let Ok((number, wire_type)) = decode_key(&mut message) {

@@ -10,7 +10,7 @@ use super::{Book, Failover, Step};
 #[derive(Debug, Default)]
 pub struct FixedWindow {
     windows: BTreeMap<u64, Window>,
-    /// The window that the store keeps a count of: that of its last ask.
+    /// The window that the store keeps a count of: the window of its last ask.
     counted: Option<u64>,
     /// Windows whose counts it kept before.
     left: BTreeSet<u64>,
@@ -55,7 +55,7 @@ impl Book for FixedWindow {
             return Err(format!("window {present} was called {}", grant.epoch));
         }
         let window = self.windows.entry(number).or_default();
-        // The store keeps a count of the next window beside that of the present one.
+        // The store keeps the count of the next window beside the present window's count.
         if !ask.next_window && self.counted != Some(number) {
             self.left.extend(self.counted.replace(number));
             if self.left.contains(&number) {

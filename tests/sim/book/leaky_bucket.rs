@@ -9,8 +9,8 @@ use super::{Book, Failover, Step};
 pub struct LeakyBucket {
     /// When the next slot may begin, by the store's clock, in nanoseconds.
     next_ns: u128,
-    /// The distance to that slot, by the limit that lent the last one. A limit of another rate
-    /// begins its slots at its own distance from the last one.
+    /// The distance to that slot, by the limit of the last lease. A limit of another rate begins
+    /// its slots at its own distance from the last one.
     spacing_ns: u128,
     /// Every step, for failovers: the next slot after it.
     log: Vec<(Time, u128, u64)>,

@@ -6,8 +6,8 @@ use super::{Book, Failover, Step};
 pub struct SlidingLog {
     /// The time at which each token was leased that was not given back, by the store's clock.
     lent: Vec<u64>,
-    /// The latest time that a denial which spends what was left may be entered under. The store
-    /// goes on from it as from a token's.
+    /// The latest time that a denial which spends the remaining tokens may be entered under. The
+    /// store goes on from this time as from a token's.
     denied_at: u64,
     /// Every step, for failovers.
     log: Vec<Step>,

@@ -1,5 +1,5 @@
-//! Slots: those of the pods that asked within [`SILENCE`], which they stated or were lent, are
-//! never more than the limit when the store lends any.
+//! Slots: when the store leases a slot, the slots of all pods together are at most the limit. They
+//! are the slots that pods stated or were leased, of the pods that asked within [`SILENCE`].
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,12 +19,12 @@ pub struct Slots {
 
 #[derive(Debug)]
 struct Pod {
-    /// What it has after its last ask: stated, lent, and on its way.
+    /// The slots of the pod after its last ask: stated, leased, and on their way.
     held: u64,
     /// The number of its last ask.
     order: u32,
     at: Time,
-    /// The slots lent by each ask, with its number.
+    /// The slots leased by each ask, with its number.
     lent: Vec<(u32, u64)>,
 }
 
@@ -35,7 +35,7 @@ impl Book for Slots {
             return if grant.tokens == 0 { Ok(()) } else { Err("slots for no pod".into()) };
         };
         self.pods.retain(|_, pod| at.since(pod.at) < SILENCE);
-        // The store keeps nothing of a pod that has no slots.
+        // If a pod has no slots, the store keeps nothing of it.
         let last = self.pods.get(&stated.pod).filter(|pod| pod.held > 0);
         if last.is_some_and(|pod| pod.order > stated.order) {
             // A later ask has overtaken it.
@@ -57,7 +57,7 @@ impl Book for Slots {
     }
 
     fn fail_over(&mut self, _failover: &Failover) {
-        // Pods state what they have within a second; until then all of it may be lent once more.
+        // Pods state their slots within a second. Until then all slots may be leased once more.
         self.excused += self.pods.drain().map(|(_, pod)| pod.held).sum::<u64>();
     }
 

@@ -1,12 +1,12 @@
 //! Token buckets: over every interval, at most a full bucket plus the tokens earned in the interval
 //! is leased.
 //!
-//! The book keeps the number of tokens that are owed: each token that is leased is one more, time
-//! pays them off at the rate of the limit that last asked for tokens or reported costs, and the
-//! debt never exceeds a full bucket, except by costs. This holds at every step if and only if the
-//! bound holds over every interval between two steps. A limit of another rate owes the same number
-//! of tokens. A look, and tokens that come back, may be of a pod that has not loaded the limit in
-//! force, or has loaded it alone: they change no rate.
+//! The book keeps the number of tokens that are owed. Each leased token adds one. Time pays them
+//! off at the rate of the limit that last asked for tokens or reported costs. The debt never
+//! exceeds a full bucket, except by costs. This holds at every step if and only if the bound holds
+//! over every interval between two steps. A limit of another rate owes the same number of tokens. A
+//! look, and tokens that come back, may be of a pod that has not loaded the limit in force, or has
+//! loaded it alone: they change no rate.
 
 use ratelease_engine::time::Time;
 
@@ -27,8 +27,9 @@ struct Owed {
     as_of_us: u64,
     /// Tokens that are earned in a microsecond.
     rate: f64,
-    /// Whether costs made it more than a bucket holds. Then a smaller bucket owes all of it; else
-    /// only what it holds, since tokens that were spent within a larger burst stay spent.
+    /// `true`: costs raised the debt above a full bucket, so a smaller bucket owes all of it.
+    /// `false`: a smaller bucket owes at most its size, since tokens that were spent within a
+    /// larger burst stay spent.
     exceeds: bool,
 }
 

@@ -29,10 +29,11 @@ struct End {
     pod: u64,
     /// The place of the pod that is asked instead.
     elsewhere: Option<usize>,
-    /// Whether its start passed; an early end does not wait to know.
+    /// Whether the start passed.
     passed: Arc<AtomicBool>,
+    /// `true`: the end does not wait for the answer to its start.
     early: bool,
-    /// It has waited for the answer to its start.
+    /// `true`: the end has waited for the answer to its start.
     is_late: bool,
 }
 
@@ -90,7 +91,7 @@ impl Callers {
             if end.early || end.passed.load(Ordering::Relaxed) {
                 self.settle(end, ms, fleet);
             } else if !end.is_late {
-                // Its start may not be answered yet.
+                // The start may not be answered yet.
                 self.ends.add(ms + ANSWERED_MS, End { is_late: true, ..end });
             }
         }

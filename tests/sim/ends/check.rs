@@ -1,7 +1,8 @@
-//! What must hold after each step, and once nothing runs any more.
+//! Conditions that must hold after each step, and once nothing runs any more.
 //!
-//! Of each start the model knows whether its pod *surely* holds something for it, and whether it
-//! *may*. Between the two lie the spans in which a pod notices what nobody tells it: [`NOTICED_MS`].
+//! The model knows of each start whether its pod *surely* holds something for it, and whether the
+//! pod *may* hold something. The two differ while a pod has yet to notice an end without a message:
+//! for [`NOTICED_MS`].
 
 use std::time::Duration;
 
@@ -21,28 +22,32 @@ use super::scene::{Scene, grace_ms};
 use super::start::{AtEnvoy, Held, Stage, Start};
 use super::tokens::Was;
 
-/// What is over by its time, its owner or its silence is released at the next look, which takes half
-/// a second, and a turn of the runtime.
+/// A hold whose time, owner or signs of life have ended is released at the next look, which takes
+/// half a second, and a turn of the runtime.
 const NOTICED_MS: u64 = millis(LOOK_EVERY) + 120;
 
-/// A pod that can reach Redis again states its slots within this time: an ask that hangs (100 ms), a
-/// breaker that waits for its probe (twice 500 ms), a check of the key (200 ms), and the ask.
+/// A pod that can reach Redis again states its slots within this time: an ask that hangs (100 ms),
+/// a breaker that waits for its probe (twice 500 ms), a check of the key (200 ms), and the ask.
 const STATED_MS: u64 = 1_500;
 
-/// A pod that nothing disturbs states the slots that it gave up within this time: its next ask leaves
-/// within a second.
+/// A pod that nothing disturbs states the slots that it gave up within this time: its next ask
+/// leaves within a second.
 const RETURNED_MS: u64 = 1_500;
 
-/// After trouble, an ask that arrived too late may count for this long: the store forgets it with its
-/// pod, if that has nothing more to say.
+/// After trouble, an ask that arrived too late may count for this long: the store forgets it with
+/// its pod, if that has nothing more to say.
 const RETURNED_LATE_MS: u64 = TTL_MS + RETURNED_MS;
+
+/// The store keeps the slots of a silent pod for this long.
 const TTL_MS: u64 = millis(SLOTS_TTL);
 
 /// For how long trouble is looked back at.
 const TROUBLE_MS: u64 = 6_000;
 
-/// Three signs of life may be missed, and one may be late by a second.
+/// Three signs of life may be missed.
 const SIGNS_MISSED: u64 = 3;
+
+/// One sign of life may be late by a second.
 const SIGN_LATE_MS: u64 = 1_000;
 
 /// A sign of life is sent at most this long after it was due: with the next flush.
@@ -53,13 +58,13 @@ const fn millis(span: Duration) -> u64 {
     span.as_millis() as u64
 }
 
-/// The bounds of what a pod holds.
+/// Bounds of the hits that a pod holds.
 #[derive(Debug, Default, Clone, Copy)]
 struct Bounds {
     /// Holds, surely and perhaps, and their hits.
     holds: (u64, u64),
     hits: (u64, u64),
-    /// Slots that the store knows of, surely; and all, perhaps.
+    /// Slots that the store surely counts, and slots that it may count.
     slots: (u64, u64),
     /// Tokens that are counted for holds.
     tokens: u64,
@@ -82,7 +87,7 @@ impl Scene {
         }
     }
 
-    /// Checks what changes slowly.
+    /// Checks the conditions that change slowly.
     pub fn check_all(&mut self) {
         for place in 0..self.pods.len() {
             if let Err(what) = self.check_excess(place) {
@@ -94,7 +99,7 @@ impl Scene {
         }
     }
 
-    /// Whether something may have released what a start holds.
+    /// Whether something may have released the hits that a start holds.
     pub fn may_be_released(&self, pod: &Pod, start: &Start) -> bool {
         let (now, lasts_ms) = (self.now(), self.script.terms.lasts_ms);
         let is_gone = { pod.owners.get(&start.owner) }
@@ -131,14 +136,15 @@ impl Scene {
         // A log that was closed proves nothing, nor does the one that is opened then.
         let is_its_own = |log: &&Log| log.is_open && start.node == Some(log.node);
         let log = pod.logs.get(&start.plan.envoy).filter(is_its_own);
-        // A sign of one of two open starts tells nothing of how often they come.
+        // If two starts of a request are open, a sign of one says nothing of the interval of the
+        // other's signs.
         start.longest_ms > 0
             && start.other.is_none()
             && self.now() >= over_ms
             && log.is_some_and(|log| log.heard_ms >= due_ms)
     }
 
-    /// Notes what has been released by now.
+    /// Notes the holds that have been released by now.
     fn release_what_is_over(&mut self, place: usize) {
         let Some(pod) = self.pods[place].as_ref().filter(|pod| !pod.gate.is_closed()) else {
             return;
@@ -219,8 +225,8 @@ impl Scene {
         bounds
     }
 
-    /// Where nothing fails, no more requests with ids of their own run than the limit says, whatever
-    /// clients do with the ids that they choose.
+    /// Checks that, where nothing fails, no more requests with ids of their own run than the limit
+    /// allows, whatever clients do with the ids that they choose.
     pub fn check_limit(&self) -> Result<(), String> {
         if !self.script.is_calm() {
             return Ok(());
@@ -233,8 +239,8 @@ impl Scene {
         }
     }
 
-    /// Checks the table of a pod against what its starts hold, and the store's count of its slots
-    /// against the requests that run.
+    /// Checks the table of a pod against the hits that its starts hold, and the store's count of
+    /// its slots against the requests that run.
     fn check_pod(&self, place: usize) -> Result<(), String> {
         let Some(pod) = self.pods[place].as_ref() else { return Ok(()) };
         let bounds = self.bounds(pod);
@@ -279,7 +285,7 @@ impl Scene {
         let counted = self.redis.slots_of(pod.number);
         let known = self.redis.knows(pod.number);
         let disturbed_ms = known.err().unwrap_or(0).max(self.disturbed_ms(pod));
-        // What the pod has stated since then is not of before.
+        // Slots that the pod has stated since the trouble ended are not affected by it.
         let has_stated = known.is_ok_and(|asked_ms| asked_ms > disturbed_ms);
         let is_recent = now <= disturbed_ms + TROUBLE_MS;
         let is_disturbed = disturbed_ms > 0 && (is_recent || !has_stated);
@@ -321,7 +327,8 @@ impl Scene {
 // === Once nothing runs any more ===
 
 impl Scene {
-    /// Checks that no pod holds anything, and waits until the store has forgotten pods that are gone.
+    /// Checks that no pod holds anything, and waits until the store has forgotten pods that are
+    /// gone.
     pub fn check_idle(&mut self) {
         for place in 0..self.pods.len() {
             let Some(pod) = &self.pods[place] else { continue };
@@ -337,7 +344,7 @@ impl Scene {
         }
     }
 
-    /// Checks that all slots are free: as many requests pass as the limit says.
+    /// Checks that all slots are free: as many requests pass as the limit allows.
     pub async fn check_room(&mut self) {
         let slots = self.redis.slots();
         if slots > 0 {
@@ -372,7 +379,7 @@ impl Scene {
             for _ in 0..3 {
                 let admit = || Ok::<_, StoreError>(());
                 let now = limiter.clock().now();
-                // What it answers does not matter.
+                // The verdict on the probe does not matter.
                 let _ = limiter.decide(&rules, &probe(), now, None, Owner::UNKNOWN, admit).await;
                 sleep(Duration::from_secs(1)).await;
             }
@@ -383,7 +390,7 @@ impl Scene {
     pub async fn close(&mut self) {
         self.close_breakers().await;
         for at in 0..self.starts.len() {
-            // What is held by nobody's end is of a pod that is gone.
+            // A hold that is left now belongs to a pod that is gone.
             if let Some(held) = self.starts[at].tokens.take() {
                 self.tokens.strand(held);
             }

@@ -5,7 +5,7 @@ use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
 
-/// While it is closed, nothing of a pod is polled.
+/// A gate. While it is closed, the runtime polls nothing of the pod.
 #[derive(Default)]
 pub struct Gate(Mutex<Closed>);
 

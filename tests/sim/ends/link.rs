@@ -133,7 +133,7 @@ impl Store for Link {
     }
 
     fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
-        // What is lent before the pod has followed an order may be dropped by that.
+        // If the pod has not followed an order yet, the order may drop the tokens leased now.
         let resets = if self.redis.has_orders(self.pod) { 0 } else { self.redis.resets() };
         Box::pin(self.gate.pass(self.carry(ask, resets)))
     }

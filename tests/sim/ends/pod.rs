@@ -1,5 +1,6 @@
-//! A pod: a limiter with its maintenance, the calls that wait, and what Envoys have sent while it was
-//! frozen. Beside it, what the model knows of the Envoys that it has heard of.
+//! A pod: a limiter with its maintenance, the calls that wait, and the messages that Envoys have
+//! sent while the pod was frozen. Beside it, the model's knowledge of the Envoys that the pod has
+//! heard of.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
@@ -40,7 +41,7 @@ pub struct Pod {
     calls: BTreeMap<usize, Call>,
     pub rules: Arc<Rules>,
     pub version: Version,
-    /// What came while the pod was frozen.
+    /// Messages that came while the pod was frozen.
     pub inbox: VecDeque<Message>,
     pub conns: BTreeMap<u64, Owner>,
     pub owners: BTreeMap<Owner, Presence>,
@@ -48,13 +49,14 @@ pub struct Pod {
     pub logs: BTreeMap<usize, Log>,
     /// Whether an Envoy has ever sent its log.
     pub has_logs: bool,
-    /// Starts that it knows of.
+    /// Starts that the pod knows of.
     pub starts: BTreeSet<usize>,
-    /// What candidate rules may hold for starts.
+    /// Hits that candidate rules may hold, by start.
     pub asides: BTreeMap<usize, Aside>,
     /// Ids of which an end came that may be of another start than it was sent for.
     pub tainted: BTreeSet<u64>,
-    /// Ends that came before their starts: the cost, if the start is to be charged for it, and when.
+    /// Ends that came before their starts: the cost, if the start is to be charged for it, and
+    /// when.
     pub early: BTreeMap<u64, (Option<u64>, u64)>,
     pub thawed_ms: u64,
     /// Since when the store counts more slots than are explained.
@@ -67,18 +69,18 @@ pub struct Pod {
 #[derive(Debug, Clone, Copy)]
 pub struct Excess {
     pub since_ms: u64,
-    /// The same in the time of the count.
+    /// Since when, in the time of the count.
     pub since_time_ms: u64,
-    /// Something kept the pod from saying so, shortly before or meanwhile.
+    /// `true`: something kept the pod from stating its slots, shortly before or since.
     pub is_disturbed: bool,
 }
 
-/// What candidate rules hold for a start.
+/// The hits that candidate rules hold for a start.
 #[derive(Debug, Clone, Copy)]
 pub struct Aside {
     pub holds: u64,
     pub hits: u64,
-    /// Since its start, or its last sign of life.
+    /// Since the start, or its last sign of life.
     pub seen_ms: u64,
 }
 
@@ -89,7 +91,7 @@ struct Call {
     task: JoinHandle<()>,
 }
 
-/// What an Envoy sends to a pod.
+/// A message of an Envoy to a pod.
 #[derive(Debug, Clone)]
 pub enum Message {
     Open {
@@ -157,7 +159,7 @@ pub struct Outcome {
 pub enum CallEnd {
     Answered(Answer),
     Failed,
-    /// It was reset.
+    /// The call was reset.
     Dropped,
 }
 
@@ -245,7 +247,7 @@ impl Pod {
         tokio::spawn(async move { gate.pass(limiter.apply_rules(&rules)).await });
     }
 
-    /// Decides a start that need not wait; else lets it wait.
+    /// Decides a start. A start that has to wait is decided later.
     pub fn decide(
         &mut self,
         at: usize,
@@ -274,7 +276,8 @@ impl Pod {
             let admit = || Ok::<_, StoreError>(());
             let decided = limiter.decide(&rules, &request, now, None, owner, admit);
             let mut decided = pin!(timeout(CALL_MAX, decided));
-            // As in the server: a reset that is known goes first, but not before the first poll.
+            // The server does so too: a reset that is known goes first, but not before the first
+            // poll.
             let first = poll_fn(|cx| Poll::Ready(decided.as_mut().poll(cx))).await;
             let decided = match first {
                 Poll::Ready(decided) => Some(decided),
@@ -358,7 +361,7 @@ impl Drop for Pod {
     }
 }
 
-/// Tries the candidate rules on a start, and notes what they hold for it.
+/// Tries the candidate rules on a start, and notes the hits that they hold for it.
 fn try_candidate(
     limiter: &Limiter,
     rules: &Rules,
@@ -382,7 +385,7 @@ pub fn id_of(plan: &RequestPlan) -> String {
     plan.id.to_string()
 }
 
-/// What a start charges.
+/// The charges of a start.
 pub fn charges_of(plan: &RequestPlan) -> Charges {
     let some = |hits: u64| (hits > 0).then_some(hits);
     Charges { slots: some(plan.slots), tokens: some(plan.tokens) }

@@ -94,7 +94,7 @@ pub fn probe() -> Request<'static> {
     Request { domain: "d", descriptors: [descriptor].into_iter().collect(), hits_addend: 1 }
 }
 
-/// What a request charges, or has cost.
+/// The charges of a request, or its costs.
 #[derive(Debug, Clone, Copy)]
 pub struct Charges {
     pub slots: Option<u64>,

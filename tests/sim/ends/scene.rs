@@ -1,5 +1,5 @@
-//! Plays a script: Envoys send what their requests lead to, pods take it, and the model keeps what
-//! each start may hold.
+//! Plays a script: Envoys send the messages that their requests lead to, pods take them, and the
+//! model keeps the hits that each start may hold.
 
 mod ends;
 mod envoys;
@@ -29,7 +29,7 @@ use crate::rng::mix;
 
 pub use self::pods::grace_ms;
 
-/// How often an Envoy sends what it has logged.
+/// Interval at which an Envoy sends the entries that it has logged.
 const FLUSH_MS: u64 = 500;
 
 /// How often everything is checked, beside after each step.
@@ -55,7 +55,7 @@ pub struct Scene {
     connected: u64,
     version: Version,
     is_secret_replaced: bool,
-    /// Whether a key of tokens was reset, so that its count says nothing of what was used.
+    /// `true`: a key of tokens was reset, so its count says nothing of the tokens that were used.
     pub is_reset: bool,
     /// The slots of the candidate's rule.
     pub tried: (Key, Limit),
@@ -73,7 +73,7 @@ pub struct Envoy {
     has_log: bool,
 }
 
-/// What is to happen.
+/// An action of the run's plan.
 #[derive(Debug, Clone)]
 enum Action {
     Item(usize),
@@ -159,7 +159,7 @@ impl Scene {
         }
     }
 
-    /// Plans an action. Those of one millisecond come in any order, by the seed.
+    /// Plans an action. The seed decides the order of actions of the same millisecond.
     fn plan(&mut self, at_ms: u64, action: Action) {
         self.planned += 1;
         let of = match action {
@@ -176,7 +176,7 @@ impl Scene {
         self.redis.now_ms()
     }
 
-    /// Plays what is planned until then, or until something is wrong.
+    /// Plays the planned actions until then, or until a check fails.
     pub async fn play(&mut self, until_ms: u64) {
         while let Some((&(at_ms, ..), _)) = self.agenda.first_key_value()
             && at_ms <= until_ms
@@ -280,7 +280,7 @@ fn watched(versions: &mut Versions) -> (Keys, Watched) {
     (keys, Watched { slots: first[0], tokens: first[1] })
 }
 
-/// The slots of the candidate's rule, by its first name; those of `others` if there is none.
+/// The slots of the candidate's rule, by its first name. If the rules have no candidate, `others`.
 fn tried(versions: &mut Versions, others: (Key, Limit)) -> (Key, Limit) {
     let rules = versions.get(Version::default());
     let both = request("x", Charges { slots: Some(1), tokens: None }, false);

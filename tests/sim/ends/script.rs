@@ -1,10 +1,12 @@
-//! The script of one run: which requests come, how each of them goes, and what fails meanwhile. All
-//! of it follows from the seed, and each item stands for itself, so that any of them can be left out.
+//! The script of one run: its requests, the course of each, and the failures meanwhile. All of it
+//! follows from the seed, and each item stands for itself, so that any of them can be left out.
 
 use crate::rng::Rng;
 
-/// Pods, each in a place of its own, and the Envoys that ask each of them.
+/// Pods, each in a place of its own.
 pub const PLACES: usize = 2;
+
+/// Envoys: two ask each pod.
 pub const ENVOYS: usize = 2 * PLACES;
 
 /// The longest that a request runs.
@@ -20,7 +22,7 @@ pub struct Script {
     pub span_ms: u64,
 }
 
-/// The rules, and what else lasts for the whole run.
+/// The rules, and the other terms that last for the whole run.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
     pub slots: u64,
@@ -39,7 +41,7 @@ pub struct Terms {
 
 #[derive(Debug, Clone)]
 pub struct Item {
-    /// Its number in the script that was drawn, which it keeps when others are left out.
+    /// The item's number in the drawn script. The item keeps it when others are left out.
     pub nth: u64,
     pub at_ms: u64,
     pub event: Event,
@@ -64,7 +66,7 @@ pub enum Event {
     /// All connections of an Envoy are closed, by it or by its pod, and made again later, or when
     /// the Envoy needs one.
     CloseConnections { envoy: usize, by_client: bool, back_ms: u64 },
-    /// One of its connections, likewise.
+    /// One connection of an Envoy is closed, by the Envoy or by its pod.
     CloseOne { envoy: usize, by_client: bool },
     /// An Envoy is gone, and another one takes its place later.
     KillEnvoy { envoy: usize, back_ms: u64 },
@@ -124,7 +126,7 @@ pub enum TokensRule {
 // === impl SlotsRule ===
 
 impl SlotsRule {
-    /// Whether it counts what the model watches.
+    /// Whether the model watches the rule's count.
     pub fn is_watched(self) -> bool {
         !matches!(self, Self::Absent | Self::OtherAlgorithm)
     }
@@ -133,12 +135,12 @@ impl SlotsRule {
 // === impl TokensRule ===
 
 impl TokensRule {
-    /// Whether it counts what the model watches.
+    /// Whether the model watches the rule's count.
     pub fn is_watched(self) -> bool {
         matches!(self, Self::Present | Self::Raised)
     }
 
-    /// Whether requests hold what they take.
+    /// Whether requests hold the tokens that they take.
     pub fn holds(self) -> bool {
         !matches!(self, Self::Absent | Self::Unheld)
     }
@@ -148,9 +150,9 @@ impl TokensRule {
 #[derive(Debug, Clone)]
 pub struct RequestPlan {
     pub envoy: usize,
-    /// Its id; a client that chooses ids gives several requests the same.
+    /// The id of the request. A client that chooses ids gives several requests the same id.
     pub id: u64,
-    /// Whether others have, or had, this id.
+    /// `true`: other requests have, or had, this id.
     pub is_shared: bool,
     pub slots: u64,
     pub tokens: u64,
@@ -162,8 +164,9 @@ pub struct RequestPlan {
     pub read_ms: u64,
     pub runs_ms: u64,
     pub ends: Vec<EndPlan>,
-    /// What it has cost; the log may not know.
+    /// The cost of the request.
     pub cost: u64,
+    /// `true`: the entry of the log states the cost.
     pub log_knows_cost: bool,
     /// The call of a second filter, which asks once the first one has let the request pass.
     pub second: Option<Second>,
@@ -181,8 +184,8 @@ pub struct Second {
 // === impl RequestPlan ===
 
 impl RequestPlan {
-    /// What the second filter does with the request, if there is one. One entry of the log is of both
-    /// calls; a second call is of one.
+    /// The second filter's call for the request, if there is a second filter. One entry of the log
+    /// ends both calls; the end by a call of the second filter ends one.
     pub fn of_second(&self) -> Option<Self> {
         let Second { tokens, reset_ms, read_ms, runs_on } = self.second?;
         let ends = self.ends.iter().filter(|end| end.by == By::Call).copied().collect();
@@ -195,7 +198,7 @@ impl RequestPlan {
 pub struct EndPlan {
     pub by: By,
     pub when: When,
-    /// It comes to the pod of another place.
+    /// `true`: the end is sent to the pod of another place.
     pub is_elsewhere: bool,
 }
 
@@ -213,7 +216,7 @@ pub enum When {
     AfterEnd(u64),
 }
 
-/// What may happen in a run.
+/// Frequencies of the events of a run.
 struct Mood {
     resets: u64,
     unread: u64,

@@ -6,7 +6,7 @@ use super::script::{Event, Script};
 /// The largest number of runs to shrink one script.
 const RUNS_MAX: usize = 3_000;
 
-/// Shrinks a script that failed with `what`, and tells what is left of it, and its story.
+/// Shrinks a script that failed with `what`, and prints the items that are left and their story.
 pub fn shrink_and_tell(script: &Script, what: &str) {
     let mut shrunk = script.clone();
     let mut runs = 0;
@@ -81,7 +81,7 @@ fn simplifications() -> [fn(&mut Event); 5] {
     of_request
 }
 
-/// What failures of one kind have in common: the first words, without numbers.
+/// The kind of a failure: its first words, without numbers.
 fn kind(what: &str) -> String {
     let words = what.split(|c: char| !c.is_alphabetic()).filter(|word| word.len() > 2);
     words.take(6).collect::<Vec<_>>().join(" ")

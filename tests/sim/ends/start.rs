@@ -1,4 +1,5 @@
-//! One start, as the model knows it: what it may hold of its pod's table, and what it surely does.
+//! One start, as the model knows it: the hits that it may hold in its pod's table, and those that
+//! it surely holds.
 
 use ratelease_engine::limiter::owners::{Node, Owner, StartId};
 use ratelease_engine::verdict::{Code, DecisionSource, Verdict};
@@ -9,17 +10,20 @@ use super::script::{RequestPlan, TokensRule};
 /// The shortest interval of signs of life that a pod assumes.
 const SIGN_INTERVAL_MIN_MS: u64 = 10_000;
 
-/// What a request has at its pod and at its Envoy.
+/// The state of a start, at its pod and at its Envoy.
 #[derive(Debug, Clone)]
 pub struct Start {
     /// The number of its item in the script.
     pub nth: u64,
     pub plan: RequestPlan,
-    /// The call of the other filter for the same request, and whether that is the first one.
+    /// The call of the other filter for the same request.
     pub other: Option<usize>,
+    /// `true`: this start is the call of the second filter, so `other` is the call of the first
+    /// one.
     pub is_second: bool,
-    /// The number of its pod, and its connection to it.
+    /// The number of the pod that the start was sent to.
     pub pod: u64,
+    /// The connection of the Envoy to that pod.
     pub conn: u64,
     pub owner: Owner,
     pub stage: Stage,
@@ -33,33 +37,34 @@ pub struct Start {
     pub longest_ms: u64,
     /// Since when the signs of others say that it has ended.
     pub silent_since: Option<u64>,
-    /// Something may have released it, or not.
+    /// `true`: something may have released the start, and it is open whether it did.
     pub is_unsure: bool,
-    /// Its end came while its leases were asked for.
+    /// The end that came while leases for the start were asked for.
     pub ended: Option<Ended>,
-    /// Which rule decided what tokens it takes.
+    /// The rule that decides which tokens the start takes.
     pub rule: TokensRule,
-    /// An end of it came by a call.
+    /// `true`: a call has ended the start.
     pub has_ended: bool,
-    /// Its reset came to the pod.
+    /// `true`: the reset of the start's stream has reached the pod.
     pub is_reset: bool,
-    /// Since when its pod keeps it, without an answer, for the cost that the log may tell.
+    /// Since when the pod keeps the start, which has no answer, for the cost that the log may
+    /// state.
     pub blank_ms: Option<u64>,
-    /// When an entry of the log told its pod what it has cost.
+    /// When an entry of the log told the pod the cost of the request.
     pub logged_ms: Option<u64>,
-    /// When an entry ended it without its cost, and the hits that stay charged.
+    /// When an entry of the log ended the start without a cost, and the hits that stay charged.
     pub kept: Option<(u64, u64)>,
-    /// When it was denied, or failed: its end is still to come.
+    /// When the start was denied, or failed, while its end was still to come.
     pub denied_ms: Option<u64>,
-    /// What its Envoy knows.
+    /// The state of the request at its Envoy.
     pub envoy: AtEnvoy,
-    /// Its Envoy has read the answer.
+    /// `true`: the Envoy has read the answer.
     pub is_read: bool,
-    /// Its Envoy has read that it is denied.
+    /// `true`: the Envoy has read that the request is denied.
     pub is_refused: bool,
-    /// The log that has sent its last sign of life.
+    /// The log that sent the start's last sign of life.
     pub node: Option<Node>,
-    /// When its Envoy logs next that it runs.
+    /// When the Envoy next logs that the request runs.
     pub sign_ms: u64,
 }
 
@@ -76,33 +81,34 @@ pub enum Stage {
 /// How far a request has come at its Envoy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AtEnvoy {
-    /// It waits for its answer.
+    /// The request waits for its answer.
     Waits,
-    /// It has passed by its answer, and runs.
+    /// The answer let the request pass, and it runs.
     Runs,
-    /// It runs without an answer.
+    /// The request runs without an answer.
     RunsOn,
     Over,
-    /// Its Envoy is gone.
+    /// The Envoy is gone.
     Dead,
 }
 
-/// What a start holds of a key.
+/// The hits that a start holds of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
     pub hits: u64,
-    /// Tokens that were leased pay for it; else a failure mode has admitted it.
+    /// `true`: leased tokens pay for the hits. `false`: a failure mode admitted them.
     pub is_leased: bool,
-    /// It was begun before an operator reset the key.
+    /// `true`: the start began before an operator reset the key.
     pub is_of_before: bool,
-    /// It is of a count that the model watches; else of the one that a changed rule has begun.
+    /// `true`: the hits belong to a count that the model watches. `false`: they belong to the count
+    /// that a changed rule has begun.
     pub is_watched: bool,
 }
 
 /// An end that came while leases were asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// Its cost was charged at once.
+    /// The call charged its cost at once.
     ByCall,
     ByLog(Option<u64>),
 }
@@ -112,10 +118,10 @@ pub enum Ended {
 pub struct Answer {
     pub passes: bool,
     pub started: Option<StartId>,
-    /// What was charged to each of the watched keys.
+    /// The hits that were charged to each of the watched keys.
     pub slots: Option<Held>,
     pub tokens: Option<Held>,
-    /// Holds of candidate rules, and their hits.
+    /// The number of holds of candidate rules, and their hits.
     pub aside: (u64, u64),
 }
 

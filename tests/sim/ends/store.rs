@@ -77,7 +77,7 @@ struct Statement {
     is_known: bool,
     /// When it was taken.
     asked_at: u64,
-    /// When the count was last by something else.
+    /// When the count last ceased to be by that ask.
     unknown_at: u64,
     /// Resets that the pod was ordered, and those that it has followed.
     resets: (u64, u64),
@@ -86,11 +86,13 @@ struct Statement {
 /// Tokens on their way.
 #[derive(Debug, Clone, Default)]
 pub struct Flow {
-    /// Lent, and delivered to a pod.
+    /// Tokens leased by the store.
     pub lent: u64,
+    /// Leased tokens that were delivered to a pod.
     pub delivered: u64,
-    /// Given back by pods, and taken.
+    /// Tokens that pods gave back.
     pub sent_back: u64,
+    /// Tokens that pods gave back and the store took.
     pub taken_back: u64,
     /// Costs that were reported and counted, by pod.
     pub owed: BTreeMap<u64, u64>,
@@ -166,7 +168,8 @@ impl Redis {
         self.counts.lock().slots_without_of((key, limit), None, self.wall_us())
     }
 
-    /// When a pod made the newest ask by which the store counts its slots; else, since when it may not.
+    /// `Ok`: when the pod made the newest ask by which the store counts its slots. `Err`: since
+    /// when the count may differ from every ask.
     pub fn knows(&self, pod: u64) -> Result<u64, u64> {
         match self.counts.lock().pods.get(&pod) {
             Some(Statement { is_known: true, asked_at, .. }) => Ok(*asked_at),
@@ -285,8 +288,9 @@ impl Redis {
         self.counts.lock().resets
     }
 
-    /// Notes that the reply to an ask of the watched tokens has reached its pod. If a key was reset
-    /// since the ask was sent, after so many resets, the pod may drop what was lent, which stays counted.
+    /// Notes that the reply to an ask of the watched tokens has reached its pod. `resets` is the
+    /// number of resets when the ask was sent. If a key was reset since then, the pod may drop the
+    /// leased tokens, which stay counted.
     pub fn note_heard(&self, ask: &Ask, grant: &Grant, resets: u64) {
         let mut counts = self.counts.lock();
         let is_dropped = counts.resets > resets;
@@ -378,7 +382,8 @@ impl Counts {
     fn slots_without_of(&self, (key, limit): (Key, Limit), pod: Option<u64>, wall_us: u64) -> u64 {
         let key = self.name(key);
         let limit = Limit { requests_per_unit: u64::from(u32::MAX), ..limit };
-        // An ask whose number is not after the pod's last one counts the pod's slots: one of these is.
+        // An ask whose number is not after the pod's last one counts the pod's slots: one of these
+        // is.
         let counted = [0, 1 << 31].map(|order| {
             let slots = pod.map(|pod| Slots { pod, held: 0, order, since: order, received: 0 });
             let look = Ask { slots, ..Ask::look(key, limit) };

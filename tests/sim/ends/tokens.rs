@@ -1,15 +1,16 @@
-//! What the count of tokens is to be, from the costs of requests: a range, where the order of events
-//! leaves room.
+//! The expected count of tokens, computed from the costs of requests. The count is a range, because
+//! the order of events may leave it open.
 
 use super::start::Held;
 
 /// Sums over a run.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Tokens {
-    /// The least and the most that is counted, without what is held at present.
+    /// The least count, without the hits that requests hold at present.
     pub least: u64,
+    /// The highest count, without the hits that requests hold at present.
     pub most: u64,
-    /// What is counted at any time from now on.
+    /// A lower bound of the count that holds from now on.
     pub floor: u64,
 }
 
@@ -17,11 +18,13 @@ pub struct Tokens {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Was {
     Held,
-    /// It is settled by a call whose rule has another window or algorithm.
+    /// Another hold: a call settles it whose rule has another window or algorithm.
     HeldUnderAnother,
-    /// It may have been released just before: a call is charged its cost whole then.
+    /// Perhaps: the hold may have been released just before a call ended it. Then the call is
+    /// charged its whole cost.
     PerhapsByCall,
-    /// Likewise; an entry of the log is charged nothing then.
+    /// Perhaps: the hold may have been released just before an entry of the log ended it. Then the
+    /// entry is charged nothing.
     PerhapsByLog,
 }
 
@@ -38,7 +41,7 @@ impl Tokens {
         self.add(0, cost);
     }
 
-    /// A hold is settled with this cost, or ends with what it held: `None`.
+    /// Settles a hold with its cost. With `None` the hold ends without a cost.
     pub fn settle(&mut self, held: Held, cost: Option<u64>, was: Was, releases: bool) {
         let Held { hits, is_leased, is_of_before, is_watched } = held;
         if !is_watched {
@@ -46,7 +49,7 @@ impl Tokens {
         }
         let kept = if releases { 0 } else { hits };
         match (cost, was) {
-            // What was charged before a reset is forgotten, and comes back to nothing.
+            // Hits that were charged before a reset are forgotten, so no count gets them back.
             _ if is_of_before => self.add(0, hits + cost.unwrap_or(0)),
             _ if !is_leased => self.add(0, hits + cost.unwrap_or(0)),
             // The rule has another window by now, whose count may be charged the rest.
@@ -67,7 +70,7 @@ impl Tokens {
         }
     }
 
-    /// Its pod is gone, or cannot give back: all stays counted.
+    /// Ends a hold whose pod is gone or cannot give back: all its hits stay counted.
     pub fn strand(&mut self, held: Held) {
         let Held { hits, is_leased, is_of_before, is_watched } = held;
         if !is_watched {

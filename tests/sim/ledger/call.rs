@@ -37,13 +37,13 @@ pub struct Charge {
     /// The key and limit that it counts under; `None` if no rule limits it.
     pub count: Option<(Key, Limit)>,
     pub failure_mode: FailureMode,
-    /// Of the rule of this name.
+    /// The kind of costs of the rule of this name.
     pub costs: Costs,
     /// The id of a request that may hold something; empty for others.
     pub id: &'static str,
-    /// It has the entry that marks a settlement.
+    /// `true`: the charge has the entry that marks a settlement.
     pub is_marked: bool,
-    /// What its rule says about holds.
+    /// The rule's terms of holds.
     pub hold: Option<Hold>,
     /// Hits requested in its window, up to and including this charge.
     pub order: u64,

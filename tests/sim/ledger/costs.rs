@@ -17,15 +17,15 @@ const LATE: Duration = Duration::from_millis(1_005);
 
 #[derive(Default)]
 pub struct Costs {
-    /// What requests hold, by pod and id: no two of them have one id.
+    /// Holds, by pod and id of the request. No two requests of a pod have one id.
     held: BTreeMap<(u64, &'static str), Held>,
-    /// Requests whose end came while they held nothing, likewise.
+    /// Requests, by pod and id, whose end came while they held nothing.
     ended: BTreeSet<(u64, &'static str)>,
     accounts: BTreeMap<Key, Account>,
     settled: (u64, u64, u64),
 }
 
-/// What one request holds.
+/// The hits that one request holds.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     /// The key that was charged.
@@ -35,9 +35,10 @@ struct Held {
     releases: bool,
     /// The window in which it began and was answered.
     window: Option<u64>,
-    /// It has ended, or will within [`LATE`].
+    /// `true`: the hold has ended, or ends within [`LATE`].
     is_ending: bool,
-    /// The request passed. Else its caller gave up, and only with a refund under way it stands.
+    /// `true`: the request passed. `false`: its caller gave up, so the request stands only if a
+    /// refund is under way.
     is_sure: bool,
 }
 
@@ -60,7 +61,7 @@ pub struct Moment {
     pub wall_us: (u64, u64),
 }
 
-/// What one key is charged.
+/// The costs that one key is charged.
 #[derive(Debug)]
 struct Account {
     limit: Limit,
@@ -68,14 +69,14 @@ struct Account {
     /// The least and the most that its count can be.
     least: i128,
     most: i128,
-    /// What requests of each window hold or have used of it.
+    /// Hits that the requests of each window hold or have used.
     windows: BTreeMap<u64, i128>,
     dues: Vec<Due>,
     /// When each pod last let a request of a window pass.
     passed: BTreeMap<(u64, u64), Time>,
 }
 
-/// What a settlement charged beyond what was held.
+/// The cost of a settlement beyond the hits that were held.
 #[derive(Debug, Clone, Copy)]
 struct Due {
     pod: u64,
@@ -125,7 +126,8 @@ impl Costs {
         }
     }
 
-    /// Enters a settlement. Returns what comes back, and what is charged beyond what was held.
+    /// Enters a settlement. Returns the hits that come back, and the cost beyond the hits that were
+    /// held.
     pub fn settle(
         &mut self,
         charge: &Charge,
@@ -148,7 +150,7 @@ impl Costs {
         if is_back && let Some(Held { key, hits, .. }) = held {
             self.accounts.get_mut(&key).expect("a hold of an unknown key").most -= i128::from(hits);
         }
-        // It may have ended, where it is ending: then the cost counts whole.
+        // A hold that is ending may have ended: then the whole cost counts.
         let held = held.filter(|_| !is_back);
         let covered = held.map_or(0, |held| held.hits.min(cost));
         let freed = held.map_or(0, |held| held.hits - covered);
@@ -163,19 +165,20 @@ impl Costs {
             account.least += covered - if is_sure { i128::from(hits) } else { 0 };
             account.most += covered - if is_ending { 0 } else { i128::from(hits) };
         }
-        // What a hold covers stays with the count that it was taken from.
+        // The part of the cost that a hold covers stays with the count that it was taken from.
         let most_due = if is_ending || !is_sure { cost } else { due };
         let account = self.account(key, limit, carries);
         account.least += i128::from(due);
         account.most += i128::from(most_due);
         account.dues.push(Due { pod, at: now, wall_us: wall_us.1, hits: due });
         let of = held.map_or(key, |held| held.key);
-        // What the pod may owe, if the hold has ended, or never was.
+        // The pod may owe the whole cost, if the hold has ended or the request never stood.
         (Freed { pod, key: of, hits: freed }, most_due)
     }
 
-    /// Enters a settlement that no rule limits any more: its cost belongs to the count that its start was
-    /// charged to. Returns what comes back, and what is charged beyond what was held.
+    /// Enters a settlement that no rule limits any more: the cost belongs to the count that its
+    /// start was charged to. Returns the hits that come back, and the cost beyond the hits that
+    /// were held.
     pub fn settle_without_rule(&mut self, charge: &Charge, pod: u64) -> Option<(Freed, u64)> {
         let name = (pod, charge.id);
         let held = self.held.remove(&name);
@@ -183,7 +186,8 @@ impl Costs {
         let Held { key, hits, is_ending, is_sure, window, releases, .. } = held?;
         let account = self.accounts.get_mut(&key)?;
         let (hits, cost) = (i128::from(hits), i128::from(charge.hits));
-        // It may have ended: then nothing tells what the cost belongs to, and it is not counted.
+        // A hold that is ending may have ended. Then nothing says which count the cost belongs to,
+        // so the cost is not counted.
         let is_kept = is_ending && !releases;
         account.least += match (is_ending, is_sure) {
             (true, _) if is_kept => (cost - hits).min(0),
@@ -200,8 +204,8 @@ impl Costs {
         Some((Freed { pod, key, hits: freed }, due))
     }
 
-    /// Ends a request that passed after its end had come, which charged its cost. Returns what comes
-    /// back: all that it holds, unless the pod had no room to know of it.
+    /// Ends a request that passed after its end had come, which charged its cost. Returns the hits
+    /// that come back: all hits of the hold, unless the pod had no room to know of the hold.
     pub fn end_late(&mut self, charge: &Charge, pod: u64) -> Option<Freed> {
         let name = (pod, charge.id);
         let Held { key, hits, window, is_ending, .. } =
@@ -217,7 +221,7 @@ impl Costs {
         Some(Freed { pod, key, hits })
     }
 
-    /// Ends the holds that nothing settled. Returns what may have come back.
+    /// Ends the holds that no settlement ended. Returns the hits that may have come back.
     pub fn advance(&mut self, now: Time) -> Vec<Freed> {
         let mut freed = Vec::new();
         let accounts = &mut self.accounts;
@@ -241,8 +245,8 @@ impl Costs {
         freed
     }
 
-    /// Forgets what requests to `pod` hold, which leaves now or has gone: it stays counted, unless
-    /// it ends while the pod leaves.
+    /// Forgets the holds of requests to `pod`, which leaves now or has gone. Their hits stay
+    /// counted, unless the hold ends while the pod leaves.
     pub fn forget_pod(&mut self, pod: u64, now: Time) {
         let accounts = &mut self.accounts;
         self.held.retain(|(of, ..), held| {
@@ -258,8 +262,8 @@ impl Costs {
         });
     }
 
-    /// Checks the number of requests that `pod` says hold something, and their hits. Some may not
-    /// have been kept, for lack of room.
+    /// Checks the pod's number of requests that hold something, and the number of their hits. A pod
+    /// may not have kept some requests, for lack of room.
     pub fn check_held(&self, pod: u64, [count, hits, not_kept]: [u64; 3]) -> Result<(), String> {
         let of_pod = self.held.iter().filter(|((of, ..), _)| *of == pod).map(|(_, held)| held);
         let all: Vec<_> = of_pod.collect();
@@ -277,8 +281,8 @@ impl Costs {
         Ok(())
     }
 
-    /// Checks that each count is the sum of what has been used. `all` says what the store lent, and
-    /// what it has left.
+    /// Checks that each count is the sum of the costs that were used. `all` is the flow of tokens
+    /// between the store and all pods; `left` is the number of tokens that the store has left.
     pub fn check_sums(
         &self,
         key: Key,
@@ -287,7 +291,7 @@ impl Costs {
     ) -> Result<(), String> {
         let Some(account) = self.accounts.get(&key) else { return Ok(()) };
         let counted = i128::from(flow.lent + flow.owed) - i128::from(flow.returned);
-        // What pools hold, and what was lost on its way back, stays counted.
+        // Tokens of pools, and tokens that were lost on their way back, stay counted.
         let stranded = i128::from(flow.pooled) + i128::from(flow.lost);
         let (least, most) = (account.least + stranded, account.most + stranded);
         if !(least..=most).contains(&counted) {
@@ -302,7 +306,8 @@ impl Costs {
         }
     }
 
-    /// Checks that what requests of `key` hold or have used of their estimates is within the limit.
+    /// Checks that the hits that requests of `key` hold or have used of their estimates are within
+    /// the limit.
     pub fn check_held_within(&self, key: Key, now: Time, start_us: u64) -> Result<(), String> {
         let Some(account) = self.accounts.get(&key) else { return Ok(()) };
         let limit = i128::from(account.limit.requests_per_unit);
@@ -319,9 +324,9 @@ impl Costs {
         Ok(())
     }
 
-    /// Checks, of keys whose requests hold nothing, that what was charged in time before each pod
-    /// last let one pass is within the limit. `margin` is the time in which a pod reports a cost
-    /// and hears the answer.
+    /// Checks the keys whose requests hold nothing: the costs that were charged in time before each
+    /// pod last let a request pass are within the limit. `margin` is the time in which a pod
+    /// reports a cost and hears the answer.
     pub fn check_bounds(&self, margin: Duration, start_us: u64) -> Result<(), String> {
         let looks = self.accounts.iter().filter(|(_, account)| account.windows.is_empty());
         looks.into_iter().try_for_each(|(key, account)| {
@@ -338,7 +343,8 @@ impl Costs {
         self.accounts.iter().map(|(key, account)| (*key, account.limit)).collect()
     }
 
-    /// Number of settlements, of those of requests that held something, and their costs.
+    /// The number of settlements, the number of settlements of requests that held something, and
+    /// the sum of the costs.
     pub fn settled(&self) -> (u64, u64, u64) {
         self.settled
     }
@@ -380,7 +386,8 @@ impl Account {
         })
     }
 
-    /// Over the whole run, what the limit allows until the last request passed.
+    /// Checks that the costs of the whole run are within the hits that the limit allows until the
+    /// last request passed.
     fn check_run(&self, margin: Duration, start_us: u64) -> Result<(), String> {
         let last = |pod: u64| {
             let of_pod = self.passed.iter().filter(|((of, _), _)| *of == pod);
@@ -398,7 +405,7 @@ impl Account {
         Ok(())
     }
 
-    /// What the limit allows from the start of the run until `ends`.
+    /// The hits that the limit allows from the start of the run until `ends`.
     fn allows(&self, ends: Time, start_us: u64) -> i128 {
         let window_us = self.limit.window_seconds() * 1_000_000;
         let requests = i128::from(self.limit.requests_per_unit);

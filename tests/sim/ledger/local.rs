@@ -24,8 +24,10 @@ pub struct Window {
 }
 
 /// Number of a pod's windows that may lie in one of the master's, because they lag behind by the
-/// way out. Where clocks differ, a pod learns its current window from a later reply.
+/// way out.
 const PARTS: u64 = 2;
+
+/// This number where clocks differ: a pod learns its current window from a later reply.
 const PARTS_OF_STRANGE_CLOCKS: u64 = 4;
 
 /// Maximum age of a number of pods that a pod may still use.

@@ -11,7 +11,8 @@ use super::call::Charge;
 
 #[derive(Default)]
 pub struct Slots {
-    /// The key and the number of slots of each request, and when it ends at the latest; by pod and id.
+    /// The key and the number of slots of each request, and when it ends at the latest; by pod and
+    /// id.
     used: BTreeMap<(u64, &'static str), (Key, u64, Time)>,
     /// Requests whose end came before their start had its answer: they have no slot.
     ended: BTreeSet<(u64, &'static str)>,

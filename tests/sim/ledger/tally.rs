@@ -24,10 +24,10 @@ pub struct Counts {
     pub admitted: u64,
     pub denied: u64,
     pub errors: u64,
-    /// Of all requests, those that a failure mode answered.
+    /// Number of requests that a failure mode answered.
     pub failure_modes: u64,
-    /// Of the denied requests, those that one server would have admitted: they were among the first
-    /// of their window.
+    /// Number of denied requests that one server would have admitted: they were among the first of
+    /// their window.
     pub falsely_denied: u64,
 }
 
@@ -38,8 +38,8 @@ pub struct Flow {
     pub leased: u64,
     /// Admitted by a pod locally, because the store did not answer.
     pub alone: u64,
-    /// Hits of requests that did not pass, after a wait at whose end `local` may have admitted them.
-    /// A lease that paid for them before the request failed leaves them counted.
+    /// Hits of requests that did not pass, after a wait at whose end `local` may have admitted
+    /// them. A lease that paid for them before the request failed leaves them counted.
     pub undone: u64,
     /// Refunds of requests that were admitted.
     pub refunded: u64,
@@ -56,7 +56,7 @@ struct Window {
     admitted: u64,
     /// Hits of requests that began or ended in another window.
     straddling: u64,
-    /// Of these, those that ended in this window.
+    /// Number of straddling hits that ended in this window.
     ended: u64,
 }
 
@@ -123,7 +123,8 @@ impl Tally {
         Ok(())
     }
 
-    /// What is left of the limit over both windows, if `hits` would have fit into either.
+    /// Returns the tokens that are left of the limit over both windows, if `hits` would have fit
+    /// into either.
     pub fn could_have_paid(
         &mut self,
         key: Key,
@@ -170,9 +171,9 @@ impl Tally {
 // === impl Flow ===
 
 impl Flow {
-    /// Checks, once every pod has left, that what the store leased was admitted. A lease that came
-    /// later may have paid for hits that a pod admitted locally, and a refund may have found less
-    /// spent than it gave back.
+    /// Checks, once every pod has left, that the tokens that the store leased were admitted. A
+    /// lease that came later may have paid for hits that a pod admitted locally. A refund may have
+    /// found fewer hits spent than it gave back.
     pub fn check(&self, store: &world::Flow) -> Result<(), String> {
         let Self { leased, alone, undone, refunded, unheard } = *self;
         let world::Flow { lent, returned, pooled, lost, .. } = *store;

@@ -102,8 +102,8 @@ impl Plan {
     }
 }
 
-/// Draws the masters' clocks. All shards of a split key count by one clock, so that its windows are
-/// those of the fleet; two clocks may be several windows apart.
+/// Draws the masters' clocks. All shards of a split key count by one clock, so that the fleet has
+/// one sequence of windows; two clocks may be several windows apart.
 fn skews(plan: &Plan, rng: &mut Rng) -> Vec<u64> {
     if plan.all_rules().any(|rule| rule.shards > 1) || plan.has_failovers() {
         return Vec::new();

@@ -36,13 +36,14 @@ pub struct State {
     purses: HashMap<(u64, Key), Purse>,
     /// Keys that requests have charged. All others are overflow keys.
     own_keys: HashSet<Key>,
-    /// What requests have refunded at each pod, less what overflow keys have used of it: where a
-    /// table is full, a refund goes to an overflow key, which is not known before the answer.
+    /// Hits that requests have refunded at each pod, less the refunds that overflow keys have used.
+    /// Where a table is full, a refund goes to an overflow key, which is not known before the
+    /// answer.
     refunded: HashMap<u64, u64>,
     pub flows: HashMap<Key, Flow>,
     heard: HashMap<u64, Heard>,
-    /// What settlements have charged at each pod and key beyond what was held, and what of it the
-    /// pod knows that the store has counted.
+    /// Costs that settlements have charged at each pod and key beyond the hits held, and the part
+    /// of them of which the pod knows that the store has counted it.
     reports: HashMap<(u64, Key), (u64, u64)>,
     /// Maximum wait of a request for a lease.
     patience: Duration,
@@ -77,7 +78,7 @@ pub struct Entry {
 // === impl Wrong ===
 
 impl Wrong {
-    /// What failures of one kind have in common: the first words, without numbers.
+    /// The kind of a failure: its first words, without numbers.
     pub fn kind(&self) -> String {
         let words = self.what.split(|c: char| !c.is_alphabetic()).filter(|word| word.len() > 2);
         words.take(9).collect::<Vec<_>>().join(" ")
@@ -259,7 +260,7 @@ impl State {
         }
     }
 
-    /// Records what a settlement charges at `pod` beyond what was held.
+    /// Records the cost of a settlement at `pod` beyond the hits that were held.
     pub fn note_due(&mut self, pod: u64, key: Key, hits: u64) {
         self.reports.entry((pod, key)).or_default().0 += hits;
     }
@@ -286,7 +287,7 @@ impl State {
         self.heard.get(&pod).map_or(expected, |heard| heard.fewest(from, until, expected))
     }
 
-    /// Records that `pod` receives what the store leased by `ask`, taken at `taken_at`.
+    /// Records that `pod` receives the tokens that the store leased by `ask`, taken at `taken_at`.
     pub fn deliver(&mut self, pod: u64, ask: &Ask, grant: &Grant, taken_at: Time, now: Time) {
         let spaced = counting(ask.limit).token == Token::Slot;
         // A slot may be taken as late as a request may wait for it.

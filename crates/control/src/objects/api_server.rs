@@ -27,23 +27,31 @@ use super::object::{ApiObject, Key};
 use super::object_status::Status;
 use super::status::Notice;
 
-/// Objects of a page of the list, each of which may have 1.5 MiB; and events that wait.
+/// Objects in a page of the list. Each may have 1.5 MiB.
 const PAGE: u32 = 25;
+
+/// Maximum number of events that wait to be handled.
 pub const EVENTS_MAX: usize = 16;
 
-/// Maximum time of a call of the API server, and of a watch, which it then ends.
+/// Maximum time of a call of the API server.
 const CALL_MAX: Duration = Duration::from_secs(20);
+
+/// Seconds after which the API server ends a watch.
 const WATCH_SECONDS: u32 = 60;
+
+/// Silence after which a watch counts as lost: longer than the API server lets one live.
 const WATCH_SILENCE_MAX: Duration = Duration::from_secs(75);
 
-/// Pause until the API server is asked again, which doubles each time.
+/// First pause before the API server is asked again. It doubles after each failure.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// Longest pause before the API server is asked again.
 const PAUSE_MAX: Duration = Duration::from_secs(16);
 
 /// Pause between two writes of statuses.
 const STATUS_PAUSE: Duration = Duration::from_millis(20);
 
-/// Why the API server cannot be followed at the moment.
+/// The reason why the API server cannot be followed at the moment.
 #[derive(Debug, Error)]
 enum Lost {
     #[error("{0}")]
@@ -55,7 +63,8 @@ enum Lost {
     NoDefinition,
     #[error("it is silent")]
     Silent,
-    /// All has to be listed again: what was asked for is too old, or others are asked for.
+    /// All objects have to be listed again: the version to watch from is too old, or a new list was
+    /// requested.
     #[error("its history has moved on")]
     Gone,
 }
@@ -72,7 +81,7 @@ impl From<kube::Error> for Lost {
     }
 }
 
-/// What the API server says.
+/// An event that the API server reports.
 pub enum Event {
     /// A list begins, of all objects.
     Begun,
@@ -205,8 +214,9 @@ async fn list(client: &Client, events: &mpsc::Sender<Event>) -> Result<String, L
     }
 }
 
-/// Watches from a version on, which follows what is seen, until the API server ends the watch.
-/// Events that cannot be read are skipped, and all is listed again after the watch.
+/// Watches the objects until the API server ends the watch, beginning at a version, which advances
+/// with each event. An event that cannot be read is skipped, and all objects are listed again after
+/// the watch.
 async fn watch_from(
     client: &Client,
     version: &mut String,
@@ -238,7 +248,7 @@ async fn watch_from(
     }
 }
 
-/// The version of an event, and what is to be done about it.
+/// The version of an event, and the event for the follower; `None` if there is nothing to do.
 fn read_event(event: WatchEvent<Box<RawValue>>) -> kube::Result<(String, Option<Event>)> {
     let decode = |object: Box<RawValue>| {
         serde_json::from_str::<ApiObject>(object.get()).map_err(kube::Error::SerdeError)
@@ -267,11 +277,11 @@ fn is_unreadable(error: &kube::Error) -> bool {
     }
 }
 
-/// A status that is to be written, and what is to be told of it, if that is news.
+/// A status to write, and the Event to publish with it if it is news.
 pub type Said = (Key, Status, Option<Notice>);
 
-/// Writes statuses one after the other, with a pause between two, and Events. A status that fails is
-/// written again when it is compared again; an Event that fails is not.
+/// Writes statuses one after the other, with a pause between two, and Events. A failed status is
+/// written again when it is compared again. A failed Event is not.
 pub async fn write_statuses(client: Client, mut waiting: mpsc::Receiver<Said>) {
     let mut pause = interval(STATUS_PAUSE);
     pause.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -286,7 +296,7 @@ pub async fn write_statuses(client: Client, mut waiting: mpsc::Receiver<Said>) {
         }
         let done = timeout(CALL_MAX, write_status(&client, &key, &status)).await;
         match done {
-            // Its object may have been deleted.
+            // The object may have been deleted.
             Ok(Err(kube::Error::Api(status))) if status.code == StatusCode::NOT_FOUND.as_u16() => {}
             Ok(Err(error)) => warn!("the status of {key} is not written: {error}"),
             Err(_) => warn!("the status of {key} is not written: the API server is silent"),
@@ -300,8 +310,8 @@ fn events(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/events")
 }
 
-/// Writes an Event of an object. One that has said the same of it before counts once more, so that an
-/// object has few of them, however often it changes.
+/// Writes an Event of an object. If an earlier Event says the same of the object, that one counts
+/// once more, so that an object has few Events, however often it changes.
 async fn tell(client: &Client, key: &Key, notice: &Notice) -> kube::Result<()> {
     let Notice { kind, reason, message, .. } = notice;
     let name = notice.name(key);

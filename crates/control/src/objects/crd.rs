@@ -1,10 +1,11 @@
 //! The definition of the objects for API servers, which is written from the schema of rule files,
 //! and so from the table of options.
 //!
-//! API servers take no recursive schema: descriptors have one down to [`LEVELS`], and below any
-//! field, which is a fault in the status if it is unknown. Down to there an API server refuses a field
-//! that is not in the schema, as `kubectl` and server-side apply ask for, or drops it with a warning:
-//! a misspelt `shadow_mode`, and the fields of a newer release than that of the definition.
+//! API servers take no recursive schema: descriptors have one down to [`LEVELS`]. Below that the
+//! schema takes any field, and an unknown field is a fault in the status. Down to there, an API
+//! server refuses a field that is not in the schema if `kubectl` or server-side apply asks for
+//! that, and otherwise drops it with a warning. Such fields are a misspelt `shadow_mode`, and the
+//! fields of a newer release than the definition.
 
 use std::path::Path;
 
@@ -50,7 +51,7 @@ fn structural(schema: &Value, definitions: &Value, level: usize) -> Value {
     found
 }
 
-/// What a value may be, but for null.
+/// The types that a value may have, without null.
 fn alternatives(schema: &Value) -> Vec<&Value> {
     let any = schema["anyOf"].as_array().map_or_else(|| vec![schema], |any| any.iter().collect());
     any.into_iter().filter(|it| it["type"] != "null").collect()
@@ -256,7 +257,7 @@ fn the_schema_of_the_definition_is_up_to_date() {
     }
     let written = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(written == text, "{} is not up to date: run this test with {UPDATE}=1", path.display());
-    // What kubectl keeps of an object that it applies is bounded to 256 KiB, as JSON.
+    // `kubectl apply` keeps the object as JSON in an annotation, which may have 256 KiB.
     let json = definition().to_string();
     assert!(json.len() < 240 << 10, "{} bytes", json.len());
 }

@@ -11,7 +11,7 @@ const PLACE_BYTES_MAX: usize = 256;
 /// Bytes of a message that are kept.
 const MESSAGE_BYTES_MAX: usize = 1024;
 
-/// What is wrong with an object.
+/// The faults of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Faults {
     /// The first ones.
@@ -25,14 +25,14 @@ pub struct Faults {
 pub struct PlacedFault {
     /// The field, as in `spec.descriptors[0].rate_limit.unit`.
     pub field: String,
-    /// What is wrong, then what was expected.
+    /// The fault, then the text that was expected.
     pub message: String,
 }
 
 // === impl Faults ===
 
 impl Faults {
-    /// So many faults, of which the first ones are kept, and no further ones are made.
+    /// Keeps the first faults of `count`, and makes no further ones.
     pub fn new(count: usize, faults: impl Iterator<Item = PlacedFault>) -> Self {
         let shown = faults.take(FAULTS_MAX).map(|mut fault| {
             cut(&mut fault.field, PLACE_BYTES_MAX);

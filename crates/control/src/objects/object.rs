@@ -25,8 +25,9 @@ pub const FIELD: &str = "rollout";
 /// Maximum bytes of a spec. As values it may take some 100 times as much, one object at a time.
 const SPEC_BYTES_MAX: usize = 512 << 10;
 
-/// An object as the API server has it. What is in it is read for each object alone, so that one
-/// that cannot be read is its own fault; what is not named is skipped, however deep it is.
+/// An object as the API server has it. The spec and the status are read separately for each object,
+/// so that a fault in one object does not affect others. Unknown fields are skipped, however deeply
+/// they nest.
 #[derive(Debug, Deserialize)]
 pub struct ApiObject {
     pub metadata: Meta,
@@ -34,7 +35,7 @@ pub struct ApiObject {
     pub status: Option<Box<RawValue>>,
 }
 
-/// What is needed of its metadata.
+/// The fields of the metadata that are needed.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Meta {
@@ -66,15 +67,15 @@ pub struct Object {
     pub key: Key,
     /// Tells it from an earlier one of its name.
     pub uid: String,
-    /// When it was created, in seconds of Unix time. The older of two comes first.
+    /// When the object was created, in seconds of Unix time. The older of two objects comes first.
     pub created: i64,
     /// Changes with each change of its spec.
     pub generation: i64,
     /// The domain that it defines.
     pub domain: String,
-    /// Its rules, unless they have faults.
+    /// The rules of the object; the error lists their faults.
     pub rules: Result<Rules, Faults>,
-    /// How they are rolled out; `None` if all pods get them at once.
+    /// The terms of its rollout; `None` if all pods get the rules at once.
     pub rollout: Option<Terms>,
     /// The status that the API server has.
     pub status: Status,
@@ -108,7 +109,7 @@ impl Key {
 // === impl ApiObject ===
 
 impl ApiObject {
-    /// Bytes of what is read.
+    /// Bytes of the spec and the status.
     pub fn bytes(&self) -> usize {
         let text = |it: &Option<Box<RawValue>>| it.as_ref().map_or(0, |it| it.get().len());
         text(&self.spec) + text(&self.status)
@@ -145,23 +146,23 @@ impl Object {
         }
     }
 
-    /// Whether it has the spec of this object of the API server: then only the status may differ.
+    /// Whether the object has the spec of `object`: then only the status may differ.
     pub fn is_of(&self, object: &ApiObject) -> bool {
         let meta = &object.metadata;
         meta.uid == self.uid && meta.generation == self.generation
     }
 
-    /// Whether it has the spec that this one has.
+    /// Whether both objects have the same spec.
     pub fn has_spec_of(&self, other: &Self) -> bool {
         (&self.uid, self.generation) == (&other.uid, other.generation)
     }
 
-    /// Whether what it publishes takes less room than what `former` did.
+    /// Whether the object's rules take less room than the rules of `former`.
     pub fn takes_less_than(&self, former: &Self) -> bool {
         self.rules.is_ok() && self.bytes_of_rules() < former.bytes_of_rules()
     }
 
-    /// Bytes of what it publishes.
+    /// Bytes of the domain and the rules that the object publishes.
     pub fn bytes_of_rules(&self) -> usize {
         let rules = self.rules.as_ref().map_or(0, |rules| rules.text.len());
         self.domain.len() + rules
@@ -193,7 +194,8 @@ fn take_terms(spec: &mut Value) -> Result<Option<Terms>, Faults> {
     checked.map(Some)
 }
 
-/// The domain of a spec, which may have faults elsewhere: what is in force of it stays.
+/// The domain of a spec. The spec may have faults elsewhere: the published rules of the domain then
+/// stay in force.
 fn domain(spec: &str) -> Result<String, Faults> {
     let Named { domain } = serde_json::from_str(spec).unwrap_or_default();
     let checked = check_new_domain(&domain);
@@ -223,8 +225,9 @@ fn decode(spec: &str) -> Result<Value, Faults> {
     })
 }
 
-/// A spec as a rule file in which each value has a line of its own, by which the compiler's faults are
-/// found again. Without indentation, which would make megabytes of lines that are nested deep.
+/// A spec as a rule file in which each value has a line of its own, so that the compiler's faults
+/// can be found again. It has no indentation, which would make megabytes of lines that are nested
+/// deep.
 fn lines(spec: &Value) -> Vec<u8> {
     let mut text = Vec::new();
     let formatter = PrettyFormatter::with_indent(b"");

@@ -19,9 +19,9 @@ pub struct Status {
     pub version: i64,
     /// The pods that get the domain.
     pub pods: PodCount,
-    /// `Accepted`: whether the rules are published. `Programmed`: whether all pods have them. `Ready`:
-    /// whether both are true. `Stalled`: whether the object has to change before its rules can be in
-    /// force. The last two are those that kstatus looks at.
+    /// `Accepted`: whether the rules are published. `Programmed`: whether all pods have them.
+    /// `Ready`: whether both are true. `Stalled`: whether the object has to change before its rules
+    /// can be in force. kstatus looks at the last two.
     pub conditions: Vec<Condition>,
     /// The faults of the rules, at most 20.
     pub faults: Vec<PlacedFault>,
@@ -31,9 +31,9 @@ pub struct Status {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PodCount {
-    /// Those that have the rules of the object as it is.
+    /// Pods that have the rules of the object as it is.
     pub current: usize,
-    /// All.
+    /// All pods that get the domain.
     pub connected: usize,
 }
 
@@ -55,7 +55,8 @@ impl Status {
             + bytes_of_faults(&self.faults)
     }
 
-    /// Whether only numbers of pods and texts differ, and what they mean for the object does not.
+    /// Whether the statuses differ only in numbers of pods and in texts, and mean the same for the
+    /// object.
     pub fn differs_in_numbers_alone(&self, other: &Self) -> bool {
         let meaning = |of: &Self| -> Vec<_> {
             let conditions = of.conditions.iter();

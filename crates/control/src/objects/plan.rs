@@ -1,14 +1,14 @@
-//! What objects ask for, against what the database has: which object defines each domain, what is to
-//! be published or removed, and what is to be said of each object. Pure.
+//! Compares the objects with the database: which object defines each domain, which domains to
+//! publish or remove, and which verdict each object gets. Pure.
 //!
 //! - **A namespace defines the domains of its name**: `shop`, and all that begin with `shop.` or
 //!   `shop/`. No name of a namespace has either character, so that no domain is of two. Objects of
 //!   the namespaces that the operator lists may define any domain, and these alone `default`.
 //! - **Of two objects for one domain the older one counts**, also while it has faults.
-//! - **A domain of the database stays the database's**, until what it publishes is what the object
-//!   has: then the object takes it over, and nothing changes.
+//! - **A domain of the database stays the database's**, until its published rules equal those of
+//!   the object: then the object takes it over, and nothing changes.
 //! - **A domain that asks for approvals is no object's**: it would be published without them.
-//! - **Faults change nothing**: what is in force stays, until the object is good or deleted.
+//! - **Faults change nothing**: the rules in force stay, until the object is good or deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,16 +18,16 @@ use super::object::{Key, Object};
 use super::tries::Tries;
 use crate::store::DraftDomain;
 
-/// What is to be said of an object.
+/// The verdict on an object, from which its status is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It defines its domain, and is published.
+    /// The object defines its domain, and is published.
     Published,
-    /// It defines its domain, and is about to be published.
+    /// The object defines its domain, and is about to be published.
     Due,
-    /// Its rules have faults.
+    /// The rules of the object have faults.
     Invalid,
-    /// Its namespace may not define its domain.
+    /// The namespace of the object may not define the domain.
     NotAllowed,
     /// An older object defines its domain.
     OlderObject(Key),
@@ -41,17 +41,17 @@ pub enum Verdict {
     Approvals,
 }
 
-/// What is to be done with a domain.
+/// A change of a domain that is to be published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     pub domain: String,
     /// The object that defines it from then on; `None` if none does.
     pub by: Option<Key>,
-    /// The namespace whose share of the pods' memory it takes: that of the object.
+    /// The namespace whose share of the pods' memory the domain takes: the namespace of the object.
     pub namespace: String,
 }
 
-/// What follows from objects and domains.
+/// The changes and verdicts that follow from objects and domains.
 #[derive(Debug, Default)]
 pub struct Plan {
     pub changes: Vec<Change>,
@@ -128,7 +128,8 @@ fn winners<'o>(
     winners
 }
 
-/// What is to be said of an object that defines its domain, which the database may have.
+/// The verdict on an object that defines its domain. `known` is the domain in the database, if it
+/// is there.
 fn verdict(object: &Object, known: Option<&DraftDomain>, tries: &Tries) -> Verdict {
     let Ok(rules) = &object.rules else { return Verdict::Invalid };
     let Some(known) = known else { return Verdict::Due };
@@ -218,7 +219,7 @@ mod tests {
             assert!(!may_define("shop", domain, &any), "{domain}");
             assert!(may_define("platform", domain, &any), "{domain}");
         }
-        // What a namespace may define, no other one may.
+        // A domain that one namespace may define is closed to all others.
         for other in ["shop-eu", "sho", "shops", "eu"] {
             assert!(!may_define(other, "shop.eu", &any), "{other}");
         }

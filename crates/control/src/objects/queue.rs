@@ -1,39 +1,42 @@
-//! Changes of objects that wait to be read: the newest one of each object, and of the namespaces one
-//! after the other. Pure.
+//! Changes of objects that wait to be read: the newest change of each object. Namespaces take
+//! turns. Pure.
 //!
 //! Reading is work that the writer of an object asks for. So the objects of a namespace take their
-//! turns with those of the others, and a namespace that has taken much time waits until it has a
-//! part of the time again; a list is complete without what it has left. What waits is bounded in
-//! bytes, for each namespace and for all.
+//! turns with those of the others. A namespace that has taken much time waits until it has a part
+//! of the time again; a list is complete even while that namespace still waits. The changes that
+//! wait are bounded in bytes, for each namespace and for all.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use super::object::{ApiObject, Key};
 
-/// Time that the objects of a namespace may take at once, and the part of the time after that: a
-/// fifth. The largest objects take some 0.1 s.
+/// Time that the objects of a namespace may take at once. The largest objects take some 0.1 s.
 const TAKEN_MAX: Duration = Duration::from_secs(1);
+
+/// The share of time that a namespace has after [`TAKEN_MAX`]: one part of this many.
 const PARTS: u32 = 5;
 
-/// Maximum bytes of what waits, and of one namespace: twice what its rules may have, so that only
-/// objects that are refused in any case find no room.
+/// Maximum bytes of all changes that wait.
 const BYTES_MAX: usize = 128 << 20;
+
+/// Maximum bytes of the waiting changes of one namespace: twice the bytes that its rules may have,
+/// so that only objects that are refused in any case find no room.
 const BYTES_OF_NAMESPACE_MAX: usize = BYTES_MAX / 4;
 
-/// What has become of an object.
+/// A change of an object.
 #[derive(Debug)]
 pub enum Change {
-    /// It is new, or another one than before.
+    /// The object is new, or has changed.
     Object(Box<ApiObject>),
     Removed,
 }
 
-/// What waits.
+/// The changes that wait to be read.
 #[derive(Default)]
 pub struct Queue {
     namespaces: HashMap<String, Waiting>,
-    /// Those of which something waits, the next one first.
+    /// Namespaces with a change that waits, the next one first.
     turns: VecDeque<String>,
     /// Namespaces that may take any time.
     free: BTreeSet<String>,
@@ -48,11 +51,11 @@ enum List {
     #[default]
     None,
     Begun,
-    /// All of it is here, and not all of it was read.
+    /// The whole list has arrived, and some of it is not read yet.
     Received,
 }
 
-/// What waits of a namespace.
+/// The waiting changes of a namespace.
 #[derive(Default)]
 struct Waiting {
     /// By the names of the objects.
@@ -60,7 +63,7 @@ struct Waiting {
     /// The names in the order in which they came.
     order: VecDeque<String>,
     bytes: usize,
-    /// Number of those that a list has.
+    /// Number of the changes that a list has.
     listed: usize,
 }
 
@@ -79,7 +82,7 @@ struct Taken {
 // === impl Taken ===
 
 impl Taken {
-    /// What counts of it now.
+    /// The time that still counts against the namespace: some of it is forgiven as time passes.
     fn now(&self, now: Duration) -> Duration {
         self.time.saturating_sub(now.saturating_sub(self.at) / PARTS)
     }
@@ -88,7 +91,7 @@ impl Taken {
 // === impl Queue ===
 
 impl Queue {
-    /// An empty one. Namespaces that are `free` may take any time.
+    /// An empty queue. Namespaces that are `free` may take any time.
     pub fn new(free: BTreeSet<String>) -> Self {
         Self { free, ..Self::default() }
     }
@@ -137,8 +140,8 @@ impl Queue {
         self.bytes > BYTES_MAX / 2
     }
 
-    /// Adds a change, in place of an earlier one of the same object. Returns the object whose change
-    /// found no room, if there is one, and is lost.
+    /// Adds a change, in place of an earlier change of the same object. Returns an object whose
+    /// change found no room and is lost, if there is one.
     pub fn add(&mut self, key: Key, change: Change) -> Option<Key> {
         let Key { namespace, name } = key;
         let bytes = name.len() + size_of::<Newest>() + change.bytes();
@@ -171,11 +174,12 @@ impl Queue {
         self.take(namespace, name).map(|it| it.0)
     }
 
-    /// The change that is to be read now, of the namespace whose turn it is; and whether its namespace
-    /// [lacks none](Self::lacks_some_of) from then on, and lacked some before.
+    /// The change that is to be read now, of the namespace whose turn it is. The flag is true if
+    /// its namespace lacked some changes before, and [lacks none](Self::lacks_some_of) from then
+    /// on.
     pub fn next(&mut self, now: Duration) -> Option<(Key, Change, bool)> {
         let at = self.turns.iter().position(|it| !self.has_to_wait(it, now))?;
-        // Those that wait keep their places, and are asked first the next time.
+        // Namespaces that have to wait keep their places, and are asked first the next time.
         let namespace = self.turns.remove(at)?;
         let name = self.namespaces.get_mut(&namespace)?.order.pop_front()?;
         self.turns.push_back(namespace.clone());
@@ -207,7 +211,7 @@ impl Queue {
         self.taken.insert(namespace.to_owned(), Taken { time: before + time, at: now });
     }
 
-    /// Forgets what counts no more.
+    /// Forgets namespaces whose time counts no more.
     pub fn age(&mut self, now: Duration) {
         self.taken.retain(|_, it| !it.now(now).is_zero());
     }

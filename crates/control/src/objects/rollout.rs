@@ -1,9 +1,9 @@
-//! Rollouts of objects: one whose spec has the field `rollout` goes to some pods first. The field has
-//! the terms that `POST /v1/rollouts` takes.
+//! Rollouts of objects: an object whose spec has the field `rollout` goes to some pods first. The
+//! field has the terms that `POST /v1/rollouts` takes.
 //!
 //! A change of such an object begins a rollout of its draft in place of a publication. The object's
-//! next change that is accepted, and its end, abort it. A change that was rolled back or aborted is not tried again
-//! until the object changes: its draft stays, and the status says why.
+//! next accepted change, and its end, abort the rollout. A change that was rolled back or aborted
+//! is not tried again until the object changes: its draft stays, and the status says why.
 
 use std::slice::from_ref;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What an object's status says: whether it is accepted, its faults, and how many pods have its
-//! rules. The words are those of the Gateway API. Pure.
+//! The status of an object: whether it is accepted, its faults, and how many pods have its rules.
+//! Conditions have the names that the Gateway API gives them. Pure.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -15,11 +15,13 @@ use super::plan::Verdict;
 use crate::push::PublishedSet;
 use crate::store::PodRow;
 
-/// Why an object is not in force that pods have refused.
+/// The reason of a condition: pods have refused the object.
 const REFUSED_BY_PODS: &str = "RefusedByPods";
 
-/// Faults of a status that its Event has too, and the bytes of that: the API server takes 1024.
+/// Maximum number of faults that an Event repeats from the status.
 const FAULTS_TOLD_MAX: usize = 3;
+
+/// Maximum bytes of the message of an Event: the API server takes 1024.
 const EVENT_BYTES_MAX: usize = 1000;
 
 /// The versions that pods run, by the domains that they get.
@@ -53,13 +55,13 @@ struct Reach {
 /// Maximum number of pods that a message names.
 const NAMED_MAX: usize = 3;
 
-/// What a status follows from, besides its object.
+/// The facts from which a status is made, besides its object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Basis {
     pub verdict: Verdict,
-    /// Why its publication was refused.
+    /// The reason why the publication of the object was refused.
     pub refused: Option<String>,
-    /// The version that has what is in force of it; 0 for none.
+    /// The version that last changed the domain in force; 0 if no rules of the object are in force.
     version: i64,
     pods: Reach,
     /// Whether pods get its rules, and no others.
@@ -90,7 +92,8 @@ impl Pods {
         this
     }
 
-    /// The pods that get the domain, and those of them that do not run this version.
+    /// The number of pods that get the domain, how many run this version, and the names of some
+    /// that do not.
     fn reach(&self, domain: &str, version: i64) -> Reach {
         let limited = self.limited.get(domain).map_or(&[][..], Vec::as_slice);
         let lacks = |pod: &Pod| pod.accepted < version;
@@ -116,7 +119,7 @@ impl Basis {
         pods: &Pods,
     ) -> Self {
         let published = set.domains.get(&object.domain);
-        // Of one that does not define the domain, nothing is in force.
+        // If the object does not define the domain, no rules of it are in force.
         let defines =
             !matches!(verdict, Verdict::NotAllowed | Verdict::OlderObject(_) | Verdict::Database);
         let version = match published.filter(|_| defines) {
@@ -137,8 +140,7 @@ impl Basis {
 // === impl Status ===
 
 impl Status {
-    /// What is to be said of an object. Conditions that say what they said in `former` keep the time
-    /// of that.
+    /// Makes the status of an object. A condition that was as true in `former` keeps its time.
     pub fn new(object: &Object, basis: &Basis, former: &Self, now: Timestamp) -> Self {
         let Basis { verdict, refused, version, pods, is_pushed } = basis;
         let version = *version;
@@ -196,7 +198,7 @@ impl Status {
     }
 }
 
-/// What is told of an object as an Event of Kubernetes: once for each change of it.
+/// An Event of Kubernetes about an object: one for each change of the object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
     /// `Normal` or `Warning`.
@@ -212,8 +214,8 @@ pub struct Notice {
 // === impl Notice ===
 
 impl Notice {
-    /// What is to be told of a status: that the object is refused, that pods refuse it, or that it is
-    /// in force. Nothing while that is open.
+    /// The Event for a status: the object is refused, pods refuse it, or it is in force. `None`
+    /// while the outcome is open.
     pub fn of(status: &Status, uid: &str) -> Option<Self> {
         let of = |name: &str| status.conditions.iter().find(|it| it.type_ == name);
         let (ready, stalled) = (of("Ready")?, of("Stalled")?);
@@ -234,7 +236,7 @@ impl Notice {
         Some(Self { kind, reason, message, uid, about })
     }
 
-    /// Whether this says of the same change what `other` has said of it. Pods that come and go change
+    /// Whether this Event says the same of the same change as `other`. Pods that come and go change
     /// the message alone.
     pub fn repeats(&self, other: &Self) -> bool {
         (&self.uid, &self.reason, self.about) == (&other.uid, &other.reason, other.about)
@@ -474,9 +476,9 @@ mod tests {
         assert_eq!((&found["observedGeneration"], &found["version"]), (&json!(7), &json!(4)));
         assert_eq!(found["conditions"][0]["reason"], "Invalid");
         assert_eq!(found["conditions"][1]["message"], "the rules of version 4 stay in force");
-        // No pod has what the object says.
+        // The rules of the object run in no pod.
         assert_eq!(found["pods"], json!({"current": 0, "connected": 1}));
-        // It is read again as it was written.
+        // The status reads back as it was written.
         assert_eq!(Status::deserialize(&found).unwrap(), status);
     }
 

@@ -14,7 +14,7 @@ use crate::store::{DraftDomain, Rollout, Stage, StoreResult};
 pub struct Tried {
     /// The number of the rollout.
     pub id: i64,
-    /// Whether it is under way; else it was aborted or rolled back.
+    /// Whether the rollout is under way; `false` if it was aborted or rolled back.
     pub is_open: bool,
     /// The text that it is of.
     hash: Option<String>,

@@ -1,4 +1,4 @@
-//! What the streams of a connection share: its client, and the rate at which they are read.
+//! State that the streams of a connection share: its client, and the rate at which they are read.
 
 use std::hash::Hash;
 use std::sync::{Arc, OnceLock};
@@ -16,11 +16,14 @@ use crate::store::positive;
 /// The context of the hash that is the origin of a pod. Another text would choose other pods.
 const ORIGIN_CONTEXT: &str = "ratelease 2026-11 origins of pods";
 
-/// Messages that a connection may send at once, and how soon it may send another one. Each
-/// response permits two more: its answer, and one that crosses it. A pod sends a report each
-/// second, and answers.
+/// Messages that a connection may send at once. A pod sends a report each second, and answers.
 const MESSAGES_AT_ONCE: u32 = 64;
+
+/// Time after which a connection may send another message.
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Number of further messages that a response permits: its answer, and a message that crosses the
+/// response.
 const MESSAGES_OF_RESPONSE: u32 = 2;
 
 /// Messages beyond that which are counted: streams of a connection that wait together each read
@@ -28,7 +31,7 @@ const MESSAGES_OF_RESPONSE: u32 = 2;
 /// the same proxy is read again within seconds.
 const MESSAGES_OWED_MAX: u32 = 16;
 
-/// What a stream knows of its connection.
+/// A stream's handle of its connection.
 #[derive(Debug, Clone)]
 pub struct ConnectedPod {
     pub client: Client,
@@ -70,9 +73,9 @@ impl ConnectedPod {
         Arc::clone(self.shared.certified.get_or_init(|| Arc::new(of().unwrap_or_default())))
     }
 
-    /// Identifies the pod by what it cannot choose: its certificate and its address. All clients of
-    /// a proxy on this machine have an address of loopback, so that there the id of its node, which
-    /// is the pod's own word, counts too: the first one of the connection.
+    /// Identifies the pod by facts that it cannot choose: its certificate and its address. All
+    /// clients of a proxy on this machine have a loopback address. There the id of the node counts
+    /// too, although the pod chooses it: the first id of the connection.
     pub fn identity<'p>(&'p self, node: &str) -> impl Hash + use<'p> {
         let Client { address, certificate, .. } = &self.client;
         let first = || self.shared.node.get_or_init(|| blake3::hash(node.as_bytes()));
@@ -119,7 +122,7 @@ impl ConnectedPod {
 // === impl MessageBudget ===
 
 impl MessageBudget {
-    /// How long until a message may be read.
+    /// Time until a message may be read.
     fn wait(&self, now: Time) -> Duration {
         self.full_at.since(now).saturating_sub(MESSAGE_INTERVAL * (MESSAGES_AT_ONCE - 1))
     }

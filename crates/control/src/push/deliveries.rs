@@ -16,21 +16,26 @@ use tracing::debug;
 use super::connections::ConnectedPod;
 use crate::permits::{Permit, Permits};
 
-/// Maximum bytes of all responses that are not answered yet, in KiB: what a pod has not read is
-/// held here. Further responses wait.
+/// Maximum KiB of all unanswered responses. A response stays in memory until the pod has read it,
+/// so that further responses wait.
 const UNANSWERED_KIB_MAX: u32 = 256 << 10;
 
-/// The same for those to one client: clients that do not answer leave room to others.
+/// Maximum KiB of unanswered responses to one client, so that a client that does not answer leaves
+/// room to others.
 const UNANSWERED_OF_PEER_KIB_MAX: u32 = UNANSWERED_KIB_MAX / 4;
 
-/// A pod has this long to answer a response, and further time for its size: that of a link of 2
-/// Mbit/s.
+/// Time that a pod has to answer a response, besides the time for its size.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+/// Speed of a link of 2 Mbit/s, in bytes a second: a response has further time for its size at this
+/// speed.
 const BYTES_PER_SECOND: u64 = 256 << 10;
 
-/// The same while responses of other clients wait for room: pods that do not answer must not hold
-/// all of it for minutes.
+/// Time that a pod has instead of [`ANSWER_MAX`] while responses to other clients wait for room:
+/// pods that do not answer must not hold all of the room for minutes.
 const PRESSED_MAX: Duration = Duration::from_secs(10);
+
+/// Speed that replaces [`BYTES_PER_SECOND`] while responses to other clients wait for room.
 const PRESSED_BYTES_PER_SECOND: u64 = 1 << 20;
 
 /// The KiB that may be on their way. A cheap handle: clones share all state.

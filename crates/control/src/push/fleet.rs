@@ -1,12 +1,12 @@
-//! What pods report of all their domains: the hits of each, and the hottest keys.
+//! Reports of pods about all their domains: the hits of each domain, and the hottest keys.
 //!
 //! ```text
 //! pod ─▶ load_reports ─▶ what each pod of this replica said ─▶ sums ─▶ database ─▶ all replicas
 //! ```
-//! A report is the pod's own word, so that it changes nothing but what is shown. It counts for the
-//! domains that are published and that the pod may have, with so many hits, names and bytes at most;
-//! the pod with the most hits of a domain is named, so that a lie has an author. What a pod said is
-//! forgotten with its stream, and after two minutes.
+//! A report is the pod's own word, so it changes nothing but the numbers that are shown. It counts
+//! only for domains that are published and that the pod may have, and its hits, names and bytes are
+//! bounded. The pod with the most hits of a domain is named, so that a lie has an author. A report
+//! is forgotten with its stream, and after two minutes.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::btree_map::Entry;
@@ -27,29 +27,39 @@ use utoipa::ToSchema;
 use super::in_time;
 use crate::store::{HitCount, Store, StoreError, StoreResult, share};
 
-/// Seconds of a window. Hits are those of the present window and the one before.
+/// Seconds of a window. A count is the sum of the present window and the one before.
 const WINDOW_SECONDS: u64 = 60;
 
-/// Maximum number of domains and of keys of one pod, and of texts of a key in bytes: with those of
-/// as many pods as there are connections some 90 MB.
+/// Maximum number of domains of one pod. The three limits of a pod's report keep all reports within
+/// some 90 MB, with as many pods as there are connections.
 const DOMAINS_OF_POD_MAX: usize = 64;
+
+/// Maximum number of keys of one pod.
 pub const KEYS_OF_POD_MAX: usize = 10;
+
+/// Maximum bytes of the text of a key.
 const TEXT_BYTES_MAX: usize = 160;
 
 /// Bytes of the hash of a key: 128 bits in base 64.
 const HASH_BYTES: usize = 22;
 
-/// Maximum number of domains and of keys in the sums of a replica, and of keys of one domain: some
-/// 2 MB at most.
+/// Maximum number of domains in the sums of a replica. The limits of the sums keep them within some
+/// 2 MB.
 const DOMAINS_MAX: usize = 4096;
+
+/// Maximum number of keys in the sums of a replica.
 const KEYS_MAX: usize = 2000;
+
+/// Maximum number of keys of one domain in the sums of a replica.
 const KEYS_OF_DOMAIN_MAX: usize = 20;
 
-/// Pause after the sums were written, and the longest one: a row that is not written is forgotten.
+/// Pause after the sums were written.
 const WRITE_PAUSE: Duration = Duration::from_secs(5);
+
+/// Longest pause without a write, even if no report came: a row that is not written is forgotten.
 const WRITE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What the pods of this replica said. A cheap handle: clones share all state.
+/// The reports of the pods of this replica. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
 pub struct Fleet(Arc<Shared>);
 
@@ -68,7 +78,7 @@ pub struct FleetPod {
     report: Arc<Mutex<PodReport>>,
 }
 
-/// What a pod said.
+/// The last report of a pod, and the hits of its windows.
 #[derive(Debug, Default)]
 struct PodReport {
     pod: BusiestPod,
@@ -151,7 +161,8 @@ struct KeyView {
     pods: u64,
 }
 
-/// What several pods said together: by domain, and the hottest keys of each by their hash.
+/// The sums of the reports of several pods: hits by domain, and the hottest keys of each domain by
+/// their hash.
 #[derive(Default)]
 struct Sums {
     domains: BTreeMap<String, DomainView>,
@@ -182,7 +193,7 @@ impl Fleet {
         self.0.clock.now().since(Time::default()).as_secs()
     }
 
-    /// What all pods said, within the bounds of a replica.
+    /// Sums the reports of all pods, within the bounds of a replica.
     fn sums(&self, second: u64) -> Sums {
         let pods: Vec<_> = self.0.pods.lock().values().cloned().collect();
         let mut sums = Sums::default();
@@ -199,7 +210,7 @@ impl Fleet {
 // === impl FleetPod ===
 
 impl FleetPod {
-    /// Takes a report: what was counted since the one before, and the hottest keys.
+    /// Takes a report: the hits since the report before, and the hottest keys.
     pub fn take<'d>(&self, domains: impl Iterator<Item = (&'d str, HitCount)>, keys: Vec<HotKey>) {
         let second = self.fleet.second();
         self.report.lock().take(domains, keys, second);
@@ -302,9 +313,9 @@ fn shown(text: &str) -> Box<str> {
 // === impl FleetView ===
 
 impl FleetView {
-    /// What the replicas wrote together, of the domains that `is_seen` has: at most `limit` of them,
-    /// and as many keys. What a replica of another release wrote, and this one cannot read, is left
-    /// out.
+    /// Sums the reports of all replicas, with at most `limit` domains for which `is_seen` holds,
+    /// and as many keys. A report is left out if another release wrote it and this one cannot read
+    /// it.
     pub fn of_replicas(texts: &[String], is_seen: impl Fn(&str) -> bool, limit: usize) -> Self {
         let mut sums = Sums::default();
         for text in texts {
@@ -372,8 +383,8 @@ impl Sums {
         FleetView { domains: self.domains.into_values().collect(), keys: keys.collect() }
     }
 
-    /// Leaves out what is beyond the bounds of a replica: of each domain first, so that one takes no
-    /// room of others.
+    /// Removes entries beyond the bounds of a replica. The bound of a domain is applied first, so
+    /// that no domain takes the room of others.
     fn cut(&mut self) {
         keep_most(&mut self.domains, DOMAINS_MAX, |it| it.hits);
         for keys in self.keys.values_mut() {
@@ -385,7 +396,7 @@ impl Sums {
     }
 }
 
-/// Keeps those of the highest rank.
+/// Keeps the `max` entries of the highest rank.
 fn keep_most<V>(map: &mut BTreeMap<String, V>, max: usize, rank: impl Fn(&V) -> u64) {
     if map.len() > max {
         let mut all: Vec<_> = std::mem::take(map).into_iter().collect();
@@ -413,7 +424,7 @@ impl DomainView {
 // === impl KeyView ===
 
 impl KeyView {
-    /// Of pods that say different texts of one key, the first stands.
+    /// If pods report different texts of one key, the first text is kept.
     fn add(&mut self, other: Self) {
         self.values = self.values.take().or(other.values);
         self.hits = self.hits.saturating_add(other.hits);
@@ -422,7 +433,8 @@ impl KeyView {
     }
 }
 
-/// Writes what the pods of this replica said to the database, for all replicas. Does not return.
+/// Writes the sums of the reports of this replica to the database, for all replicas. Does not
+/// return.
 pub async fn report_fleet(store: Store, fleet: Fleet, replica: String) {
     let mut is_away = false;
     loop {

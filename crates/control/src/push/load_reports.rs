@@ -1,4 +1,4 @@
-//! What pods report, by the load reporting service (LRS): hits of their domains, and hot keys.
+//! Reports of pods by the load reporting service (LRS): hits of their domains, and hot keys.
 //!
 //! ```text
 //! pod ─▶ ClusterStats: a domain, hits that passed, hits that were dropped ─▶ fleet, RolloutCounts
@@ -34,9 +34,11 @@ use super::selection::{CertifiedNodes, NODE_SHAPE, Node, NodeInfo};
 use super::server::{FIRST_MAX, PodServer};
 use crate::store::{CountKey, HitCount};
 
-/// Pause between reports of a pod: while a rollout is under way, for up to [`PODS_PER_SECOND`] pods,
-/// of which more have longer pauses; and else.
+/// Pause between reports of a pod while a rollout is under way, for up to [`PODS_PER_SECOND`] pods.
+/// With more pods the pauses are longer.
 const ROLLOUT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Pause between reports of a pod while no rollout concerns the pod.
 const FLEET_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A response is repeated at this interval. The pings of HTTP/2 are sent only to a pod that says
@@ -52,12 +54,15 @@ const RESPONSES_MAX: usize = 4;
 /// Maximum hits of a domain in one report; more are a fault.
 const HITS_MAX: u64 = 1 << 40;
 
-/// Hits of a domain that count for each second since the report before, of at least one second and
-/// at most a minute. A pod decides some 10^6 requests in a second. Of more, the shares count.
+/// Hits of a domain that count for each second since the report before: a pod decides some 10^6
+/// requests a second. If a report has more, only its shares count.
 const HITS_PER_SECOND: u64 = 1_000_000;
+
+/// Maximum number of seconds for which a report counts: a longer time since the report before is
+/// cut to a minute.
 const SECONDS_MAX: u64 = 60;
 
-/// Hits of a key are those of the last one to two minutes.
+/// Seconds for which hits of a key count: a pod reports the hits of the last one to two minutes.
 const KEY_SECONDS: u64 = 120;
 
 /// The category of hits that would have been dropped, but for shadow mode.
@@ -107,7 +112,7 @@ struct DroppedRequests {
     dropped_count: u64,
 }
 
-/// What a `LoadStatsRequest` takes in memory.
+/// Shape of the memory of a decoded `LoadStatsRequest`.
 pub static REPORT_SHAPE: Shape = Shape(&[
     Field { number: 1, item: 0, of: &NODE_SHAPE },
     Field { number: 2, item: size_of::<ClusterStats>(), of: &STATS_SHAPE },
@@ -139,7 +144,7 @@ struct Reports {
 /// The hits of a domain that count. All reports of a second have no more than one has.
 #[derive(Debug)]
 struct HitBudget {
-    /// What is left for further reports of the second of the last one.
+    /// Hits that further reports in the second of the last report may have.
     left: u64,
     second: u64,
 }
@@ -147,7 +152,7 @@ struct HitBudget {
 // === impl PodServer ===
 
 impl PodServer {
-    /// Takes the reports of a stream, and returns what the pod is asked for.
+    /// Takes the reports of a stream, and returns the requests for further reports.
     ///
     /// # Errors
     /// Fails if the request names no connection, which does not happen.
@@ -223,8 +228,8 @@ impl Reports {
         }
     }
 
-    /// Asks for all domains, and by name for those of the rollout, if they are others than before.
-    /// Returns whether the pod reads.
+    /// Requests reports of all domains, and by name of the domains of the rollout, if these differ
+    /// from the last request. Returns whether the pod reads.
     fn ask(&mut self, set: &PublishedSet) -> bool {
         let names = |it: &'_ Arc<PublishedRollout>| {
             let candidates = it.domains.keys().chain(it.others.keys());
@@ -311,7 +316,7 @@ impl Reports {
             second,
             is_evidence: self.server.clock.now() >= rollout.tells_at,
         };
-        // What the pod was sent counts, whatever node it says here that it is.
+        // The choice that the pod was sent counts, even if the request names another node.
         let is_chosen = self.server.streams.is_chosen(&self.peer, rollout.id);
         let pod = counts.pod(self.pod.identity(&self.node.id));
         for (domain, count) in with_candidates(hits.collect(), is_chosen) {
@@ -321,7 +326,7 @@ impl Reports {
         }
     }
 
-    /// Shows what a report has of the published domains that the pod may have.
+    /// Adds a report's hits of the published domains that the pod may have to the fleet's counts.
     fn show(
         &self,
         report: &[ClusterStats],
@@ -378,12 +383,13 @@ impl Reports {
 // === impl HitBudget ===
 
 impl HitBudget {
-    /// Of a stream that begins at this second: one that is opened again has no more.
+    /// The budget of a stream that begins at this second. A stream that is opened again has no
+    /// more.
     fn at(second: u64) -> Self {
         Self { left: HITS_PER_SECOND, second }
     }
 
-    /// How many hits of a domain count in a report at this second, which has so many.
+    /// How many hits of a domain count in a report at this second. The report has `hits`.
     fn take(&mut self, hits: u64, second: u64) -> u64 {
         let passed = second - std::mem::replace(&mut self.second, second);
         let max = match passed {
@@ -398,16 +404,16 @@ impl HitBudget {
 // === impl ClusterStats ===
 
 impl ClusterStats {
-    /// Whether it is of a key, whose hits its domain has too.
+    /// Whether the entry is of a key, whose hits its domain has too.
     fn is_key(&self) -> bool {
         !self.cluster_service_name.is_empty()
     }
 }
 
-/// The hits of each domain, in whose place those of its candidate rules are taken too: on chosen
-/// pods what would be denied is what these say, and what the rules in force have in shadow mode
-/// themselves is no part of it. Rules may be added for what nothing limits yet, so that the hits are
-/// those of the rules in force or of the candidates, whichever are more.
+/// The hits of each domain, together with those of its candidate rules. On chosen pods the hits
+/// that would be denied are those that the candidate rules would deny; hits that the rules in force
+/// would deny but for shadow mode are left out. Rules may limit requests that no rule limited
+/// before, so the hits are counted by the rules in force or by the candidates, whichever have more.
 fn with_candidates(
     mut counts: BTreeMap<&str, HitCount>,
     is_chosen: bool,

@@ -30,12 +30,12 @@ use crate::store::{
     StoreResult, TEXTS_MAX, VersionChange,
 };
 
-/// All that is published, of one version.
+/// The published rules and rollouts of one version.
 #[derive(Debug, Clone, Default)]
 pub struct PublishedSet {
     /// The version; 0 if nothing was ever published.
     pub version: i64,
-    /// When it was published, in milliseconds since the Unix epoch.
+    /// When the version was published, in milliseconds since the Unix epoch.
     pub at: i64,
     /// The domains, of which those that did not change are shared with the set before.
     pub domains: BTreeMap<String, Arc<PublishedDomain>>,
@@ -52,7 +52,7 @@ pub struct PublishedSet {
     pub selections: Arc<AtomicUsize>,
 }
 
-/// What a pod gets of a set.
+/// The rules that a pod gets of a set.
 #[derive(Debug)]
 pub struct Selected {
     pub domains: Vec<Arc<PublishedDomain>>,
@@ -60,9 +60,9 @@ pub struct Selected {
     pub names: Arc<[String]>,
     /// Identifies the texts.
     pub content: blake3::Hash,
-    /// The last version that changed what the pod gets. A pod that has the same texts from an
-    /// earlier version is sent this one all the same: a replica that knows only a version in
-    /// between would else take that for newer than what the pod runs.
+    /// The last version that changed the pod's rules. A pod that has these texts from an earlier
+    /// version is sent this one all the same: otherwise a replica that knows only a version in
+    /// between would take its own version for newer than the pod's.
     pub changed: i64,
     /// Bytes of the texts.
     pub bytes: usize,
@@ -79,27 +79,27 @@ const GROUPS_MAX: usize = 1024;
 /// A rollout that is under way, or has ended.
 #[derive(Debug, Clone)]
 pub struct PublishedRollout {
-    /// Its number.
+    /// The number of the rollout.
     pub id: i64,
     /// The version of its last step.
     pub version: i64,
-    /// Its stage.
+    /// The stage of the rollout.
     pub stage: Stage,
-    /// Which pods are chosen.
+    /// The pods that are chosen.
     pub choice: Choice,
     /// The order in which a percentage chooses pods.
     pub draw: Draw,
-    /// The part of each domain's pods that is chosen, if a percentage is; of one that has ended, those
-    /// that ever were.
+    /// The part of each domain's pods that is chosen, if a percentage is. If the rollout has ended,
+    /// it is the part that was ever chosen.
     pub shares: Vec<Share>,
-    /// When it is rolled back.
+    /// The bound above which the rollout is rolled back.
     pub bound: Option<Bound>,
     /// From when on hits are evidence, in milliseconds since the Unix epoch.
     pub tells_at: i64,
     /// The domains that it changes.
     pub names: BTreeSet<String>,
-    /// What chosen pods have: domains instead of those that are published, `None` for one that
-    /// leaves; in the stage `shadow`, candidate rules beside those that are published.
+    /// The domains of chosen pods in place of the published ones; `None` for a domain that leaves.
+    /// In the stage `shadow` they are candidate rules beside the published ones.
     pub domains: PublishedOverlay,
     /// The candidate rules of the other pods.
     pub others: PublishedOverlay,
@@ -119,7 +119,7 @@ pub struct PublishedDomain {
     text: Bytes,
     rules: Bytes,
     config: SharedConfig,
-    /// What the rules weigh in a pod, once it was asked for.
+    /// The weight of the rules in a pod, once it was asked for; `None` if a pod would refuse them.
     weight: OnceLock<Option<Weight>>,
 }
 
@@ -144,8 +144,8 @@ impl PublishedSet {
         }
     }
 
-    /// What this node gets, of the domains that it is `allowed` (`None` for all). Pods that get all
-    /// domains share one selection; the cost of others is that of the names that limit them.
+    /// The rules for this node, of the domains that it is `allowed` (`None` for all). Pods that get
+    /// all domains share one selection. Other selections cost as much as the names that limit them.
     pub fn selected(&self, node: &NodeInfo, allowed: Option<&BTreeSet<&str>>) -> Arc<Selected> {
         let chosen = self.chosen(node, allowed);
         let is_concerned = |it: &&Arc<PublishedRollout>| it.concerned(node, allowed);
@@ -250,7 +250,7 @@ impl PublishedDomain {
         &self.text
     }
 
-    /// What the rules of `domain`, which these are, weigh in a pod; `None` if one would refuse
+    /// The weight in a pod of the rules of `domain`, which these are; `None` if a pod would refuse
     /// them. The first call compiles them.
     pub fn weight(&self, domain: &str) -> Option<Weight> {
         *self.weight.get_or_init(|| weigh(domain, &self.text))
@@ -376,8 +376,8 @@ fn serves(node: &NodeInfo, allowed: Option<&BTreeSet<&str>>, domain: &str) -> bo
 /// Interval of the poll, for a notice that got lost.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Maximum time of a poll. A database that hangs is asked again; the next poll goes on with the texts
-/// that one has read which was too slow.
+/// Maximum time of a poll. A database that hangs is asked again; the next poll goes on with the
+/// texts that a poll which was too slow has read.
 const POLL_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum number of removed domains whose last change is kept. It only matters to pods that have
@@ -436,7 +436,7 @@ struct Texts(HashMap<String, String>);
 // === impl Texts ===
 
 impl Texts {
-    /// Reads what is lacking of the texts of these hashes, many at a time, and forgets all others.
+    /// Reads the missing texts of these hashes, many at a time, and forgets all others.
     async fn read(&mut self, store: &Store, wanted: BTreeSet<&str>) -> StoreResult<()> {
         self.0.retain(|hash, _| wanted.contains(&**hash));
         let mut lacking: Vec<_> = wanted.into_iter().collect();
@@ -454,8 +454,8 @@ impl Texts {
     }
 }
 
-/// The set of the last version; `None` if that is the known one. Of an attempt that does not come to
-/// its end, `texts` has what it has read.
+/// The set of the last version; `None` if that is the known one. If the attempt fails, `texts`
+/// keeps the texts that were read so far.
 async fn load(
     store: &Store,
     known: &PublishedSet,
@@ -471,7 +471,7 @@ async fn load(
         }
         let (former, changes) = match is_known && known.version > 0 {
             true => (known.domains.clone(), store.changes_since(known.version).await?),
-            // Not the whole history, only what is left of it.
+            // The state at this version is enough: the whole history is not read.
             false => (BTreeMap::new(), store.state_at(version).await?),
         };
         let rollouts = store.open_rollouts().await?;
@@ -480,7 +480,8 @@ async fn load(
         let former_set = if is_known { known } else { &PublishedSet::default() };
         let changed = changed(former_set, &changes);
         let ended = ended(store, former_set, &changed).await?;
-        // What was read is of one version: each change of it takes a number.
+        // All reads are of one version if the last version is unchanged: each change takes a
+        // number.
         if store.last_version().await? == version {
             let last = last_texts(&changes);
             texts.read(store, unknown_texts(known, &last, &rollouts)).await?;
@@ -545,8 +546,8 @@ fn changed(known: &PublishedSet, changes: &[VersionChange]) -> BTreeMap<String, 
     changed
 }
 
-/// The last rollout of each domain that has ended since this process knows a version. It may have begun
-/// since the known one, so that no set ever had it.
+/// The last rollout of each domain that has ended since this process knew a version. The rollout
+/// may have begun after the known version, so that no set ever had it.
 async fn ended(
     store: &Store,
     known: &PublishedSet,
@@ -741,7 +742,7 @@ mod tests {
     async fn an_attempt_goes_on_with_the_texts_that_those_before_it_have_read() {
         let dir = tempfile::tempdir().unwrap();
         let store = store(dir.path(), &[]).await;
-        // Of which a page has a few.
+        // A page has only a few texts of this size.
         let large =
             |at: usize| text(&format!("d{at:02}"), &format!("# {at}{}", "x".repeat(1 << 20)));
         let texts: Vec<_> = (0..40).map(large).collect();

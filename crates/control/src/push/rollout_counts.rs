@@ -1,10 +1,11 @@
-//! Hits that pods reported of a rollout: all of them, and as they are weighed for its bound; and the end
-//! of a rollout that denies too much.
+//! Hits that pods reported of a rollout: all of them, and as they are weighed for its bound. Also
+//! ends a rollout that denies too much.
 //!
-//! What a pod reports is its own word, so that one pod must not decide about a rollout. Of each
-//! window of time a pod weighs at most a tenth of the hits that its replica has of a domain (with
-//! fewer than ten pods, its equal part), or the `hits_min` of the bound if that is more. Of three
-//! or more pods, the share that is denied is that of the others without the one that denies most.
+//! A pod's report is its own word, so that one pod must not decide about a rollout. In each window
+//! of time a pod weighs at most a tenth of the hits that its replica has of a domain. With fewer
+//! than ten pods, a pod weighs at most its equal part. If the bound's `hits_min` is more, a pod may
+//! weigh that much. With three or more pods, the pod that denies most is left out of the denied
+//! share.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -25,7 +26,7 @@ use crate::store::{
     Author, Bound, CountKey, HitCount, Hits, ReplicaCount, Stage, Store, StoreResult, percent,
 };
 
-/// Seconds of a window. The recent hits are those of the present window and the one before.
+/// Seconds of a window. The recent hits are the sum of the present window and the one before.
 const WINDOW_SECONDS: u64 = 15;
 
 /// The part of all hits that one of many pods may have.
@@ -60,7 +61,7 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    /// Tells the rows of this process from those of others.
+    /// Number that marks the rows of this process: other processes have other numbers.
     replica: u32,
     counts: BTreeMap<CountKey, Counted>,
     /// The number of the present window.
@@ -77,27 +78,27 @@ struct Counted {
     weighed: HitCount,
     former: HashMap<PodId, HitCount>,
     present: HashMap<PodId, HitCount>,
-    /// How often hits were added.
+    /// Number of times that hits were added.
     changes: u64,
     /// The `hits_min` of the bound of its rollout.
     hits_min: u64,
-    /// Whether they are evidence for the next step: of a stage whose counts began empty, the hits
-    /// since its longest window has turned.
+    /// Whether the hits are evidence for the next step. In a stage whose counts began empty, hits
+    /// are evidence once its longest window has turned.
     is_evidence: bool,
 }
 
-/// How hits of a report are counted.
+/// The conditions under which hits of a report are counted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Note {
     /// The `hits_min` of the bound of the rollout.
     pub(super) hits_min: u64,
-    /// When, by the clock of the counts.
+    /// The second of the report, by the clock of the counts.
     pub(super) second: u64,
-    /// Whether they are evidence for the next step.
+    /// Whether the hits are evidence for the next step.
     pub(super) is_evidence: bool,
 }
 
-/// What is to be written.
+/// The rows to write to the database.
 #[derive(Debug)]
 struct Rows {
     replica: u32,
@@ -166,8 +167,8 @@ impl RolloutCounts {
         state.entries += counted.present.len() - before;
     }
 
-    /// What the database is to have of this replica at this second. There are as many rows as the
-    /// steps have domains, twice.
+    /// The rows of this replica for the database at this second. There are two rows for each domain
+    /// of each step.
     fn rows(&self, second: u64) -> Rows {
         let mut state = self.0.state.lock();
         state.turn(second);
@@ -177,8 +178,8 @@ impl RolloutCounts {
         Rows { replica, counts: counts.collect(), changes }
     }
 
-    /// Notes that the database has these rows. Rows of other versions than `present`, the last steps',
-    /// are forgotten unless they have changed since.
+    /// Notes that the database has these rows. If a row has not changed since, it is forgotten
+    /// unless its version is one of `present`, the versions of the last steps.
     fn written(&self, rows: &Rows, present: &[i64]) {
         let mut state = self.0.state.lock();
         for ((key, _), changes) in rows.counts.iter().zip(&rows.changes) {
@@ -284,7 +285,7 @@ fn hits_max(pods: &[HitCount], parts: usize) -> u64 {
 // Ends a rollout that denies too much. Each replica writes what its pods report, and looks at what
 // all replicas wrote; the one that sees first that the bound is exceeded rolls back.
 
-/// Pause after reports were written, so that those of many pods are written together.
+/// Pause after reports were written, so that the reports of many pods are written together.
 const WRITE_PAUSE: Duration = Duration::from_millis(200);
 
 /// Longest pause between two looks at the counts: other replicas write too.
@@ -375,7 +376,7 @@ async fn look(store: &Store, reserved: &Store, rollout: &PublishedRollout) -> St
     Ok(true)
 }
 
-/// Which domains the chosen pods deny too much of, in words; `None` if there are none.
+/// Domains in which the chosen pods exceed the bound, in words; `None` if there are none.
 fn exceeded(bound: &Bound, recent: &Hits) -> Option<String> {
     let domains = bound.exceeded(recent, |it| it.denied)?;
     let bound = percent(bound.denied_share);
@@ -421,7 +422,7 @@ mod tests {
             pods.push(count(1 << 40, 0));
             assert!(share(&pods) > 0.05, "masked among {number}: {}", share(&pods));
         }
-        // Of two pods each weighs half, however many hits it reports.
+        // Each of two pods weighs half, however many hits it reports.
         assert!((share(&[count(1000, 0), count(1 << 40, 1 << 40)]) - 0.5).abs() < 0.001);
         assert!((share(&[count(1000, 1000), count(1 << 40, 0)]) - 0.5).abs() < 0.001);
     }

@@ -1,5 +1,5 @@
-//! Which domains a pod may have: by the names of its certificate, and by what it says of itself.
-//! What is kept of that is bounded, since any client may say anything.
+//! Decides which domains a pod may have, by the names of its certificate and by the node that it
+//! describes. The description is bounded, since any client may say anything.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,8 +13,10 @@ use tonic::Status;
 
 use crate::store::LABEL_BYTES_MAX;
 
-/// Maximum bytes of a node's id, and of the names of its domains.
+/// Maximum bytes of a node's id.
 const ID_BYTES_MAX: usize = 1024;
+
+/// Maximum bytes of the names of a node's domains.
 const DOMAINS_BYTES_MAX: usize = 8 << 10;
 
 /// Maximum number of these names: each takes some 60 bytes for as long as its stream is open.
@@ -37,7 +39,7 @@ pub struct Node {
     user_agent_name: String,
 }
 
-/// Its metadata.
+/// The metadata of a node.
 #[derive(Clone, PartialEq, Message)]
 struct Struct {
     #[prost(map = "string, message", tag = "1")]
@@ -58,13 +60,13 @@ enum Kind {
     StringValue(String),
 }
 
-/// What a [`Node`] takes in memory.
+/// Shape of the memory of a decoded [`Node`].
 pub static NODE_SHAPE: Shape = Shape(&[Field { number: 3, item: 0, of: &STRUCT_SHAPE }]);
 
 static STRUCT_SHAPE: Shape =
     Shape(&[Field { number: 1, item: size_of::<(String, Value)>(), of: &FLAT }]);
 
-/// What is kept of a [`Node`].
+/// The facts of a [`Node`] that are kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeInfo {
     pub id: String,
@@ -94,7 +96,7 @@ impl Node {
 // === impl NodeInfo ===
 
 impl NodeInfo {
-    /// Takes what is needed of a node.
+    /// Takes the needed fields of a node.
     ///
     /// # Errors
     /// Refuses an id, a list of domains or labels that are too long.
@@ -154,9 +156,9 @@ impl NodeInfo {
     }
 }
 
-// Which domains a pod may have: by the names of its certificate, and by the id that it gives.
+// Selection: by the names of a pod's certificate, and by the id that it gives.
 
-/// Which domains a node gets, by its name; one that is not named gets all.
+/// Domains that a node gets, by the name of the node; a node that is not named gets all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection(pub BTreeMap<String, Vec<String>>);
 
@@ -200,8 +202,8 @@ impl Selection {
         self.0.contains_key(id) || !nodes.0.is_empty()
     }
 
-    /// The domains that a pod may have; `None` for all. The id is what the pod says, so that it
-    /// only ever takes domains away from those that the certificate allows.
+    /// The domains that a pod may have; `None` for all. The pod chooses its id, so that the id only
+    /// ever takes domains away from those that the certificate allows.
     pub fn allowed(&self, nodes: &CertifiedNodes, id: &str) -> Option<BTreeSet<&str>> {
         let of = |name: &str| self.0.get(name).into_iter().flatten().map(String::as_str);
         let named = self.0.contains_key(id).then(|| of(id).collect::<BTreeSet<_>>());

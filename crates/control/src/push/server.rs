@@ -30,7 +30,8 @@ use crate::store::{DatabaseClock, PodRow};
 /// of the type that a pod of 0.2 asks for too.
 const RESPONSES_MAX: usize = 2;
 
-/// Maximum time until the whole first request of a stream: what has arrived of it takes memory.
+/// Maximum time until the whole first request of a stream has arrived: its bytes take memory until
+/// then.
 pub const FIRST_MAX: Duration = Duration::from_secs(10);
 
 /// A request of ADS.
@@ -48,7 +49,7 @@ pub struct DiscoveryRequest {
     error_detail: Option<ErrorDetail>,
 }
 
-/// Why a response was refused.
+/// The reason why a response was refused.
 #[derive(Clone, PartialEq, Message)]
 struct ErrorDetail {
     #[prost(string, tag = "2")]
@@ -69,23 +70,23 @@ pub struct DiscoveryResponse {
     nonce: String,
 }
 
-/// What a `DiscoveryRequest` takes in memory.
+/// Shape of the memory of a decoded `DiscoveryRequest`.
 pub static DISCOVERY_SHAPE: Shape = Shape(&[Field { number: 2, item: 0, of: &NODE_SHAPE }]);
 
 /// The server.
 #[derive(Debug, Clone)]
 pub struct PodServer {
-    /// What is published.
+    /// The set that is published.
     pub published: watch::Receiver<Arc<PublishedSet>>,
     /// Number of times that the database said whether it is the last version.
     polls: watch::Receiver<u64>,
     /// The streams that are open.
     pub streams: Streams,
-    /// Which node gets what.
+    /// The domains that each node gets.
     pub selection: Arc<Selection>,
-    /// What pods report of a rollout.
+    /// Hits of the rollouts, as pods report them.
     pub counts: RolloutCounts,
-    /// What they report of all their domains.
+    /// Hits of all domains, as pods report them.
     pub fleet: Fleet,
     /// Responses that are on their way to pods.
     pub deliveries: Deliveries,
@@ -101,12 +102,12 @@ struct Stream {
     /// The nodes that its certificate is for; none without TLS.
     certified: Arc<CertifiedNodes>,
     node: Option<Arc<NodeInfo>>,
-    /// What the pod gets of a set, of the last one that was looked at.
+    /// The pod's rules of the last set that was looked at.
     selected: Option<(Arc<PublishedSet>, Arc<Selected>)>,
     /// The type and the rules of the pod; `None` before its first request.
     subscription: Option<Subscription>,
-    /// The running version of a pod of 0.2 that has asked for rule files after the other type, until
-    /// it gets them.
+    /// The running version of a pod of release 0.2 that has asked for rule files after the other
+    /// type. It is `None` again when the pod gets the rule files.
     asks_rules_too: Option<i64>,
     /// Whether a pod waits until the database was asked.
     is_held: bool,
@@ -115,8 +116,8 @@ struct Stream {
 // === impl PodServer ===
 
 impl PodServer {
-    /// Serves what is published, to each node what is selected for it. What is published comes with
-    /// the number of times that the database was asked for it, and answered.
+    /// Serves the published set, to each node the domains that are selected for it. With the set
+    /// comes the number of times that the database was asked for it, and answered.
     pub fn new(
         (published, polls): (watch::Receiver<Arc<PublishedSet>>, watch::Receiver<u64>),
         streams: Streams,
@@ -272,8 +273,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Gives a pod that asked for both types rule files from now on: the other type says less, and a
-    /// domain must not come twice. Waits for the answer to a response that is on its way.
+    /// Gives rule files from now on to a pod that asked for both types: the other type says less,
+    /// and a domain must not come twice. Waits for the answer to a response that is on its way.
     fn prefer_rules(&mut self) -> Result<(), Status> {
         if self.subscription.as_ref().is_some_and(|it| it.open.is_some()) {
             return Ok(());
@@ -341,7 +342,7 @@ impl Stream {
         sent.map_err(|_| Status::aborted("the pod does not read"))
     }
 
-    /// What the pod gets of this set.
+    /// The pod's rules of this set.
     fn selected(&mut self, set: &Arc<PublishedSet>, node: &NodeInfo) -> Arc<Selected> {
         if let Some((of, selected)) = &self.selected
             && Arc::ptr_eq(of, set)
@@ -387,21 +388,21 @@ struct Subscription {
     /// The URL of the type.
     of: &'static str,
     row: Row,
-    /// When the pod asked for it, in milliseconds since the Unix epoch.
+    /// When the pod asked for its rules, in milliseconds since the Unix epoch.
     since: i64,
-    /// What the pod ran then.
+    /// The version that the pod ran then.
     running: Running,
     /// The number of the last response.
     nonce: u64,
     /// The response that is not answered yet.
     open: Option<Sent>,
-    /// What was sent last: an identifier of the texts, and the version.
+    /// The last response: an identifier of its texts, and its version.
     content: Option<(blake3::Hash, i64)>,
     /// While the next response waits for room.
     waiting: Option<RoomWait>,
 }
 
-/// What a pod ran when it asked for rules.
+/// The version that a pod ran when it asked for rules.
 #[derive(Debug, Clone, Copy)]
 struct Running {
     /// The version; 0 if the pod named none.
@@ -410,7 +411,7 @@ struct Running {
     polls: u64,
 }
 
-/// What a response needs on its way.
+/// The room that a response takes on its way, and the pod that it goes to.
 struct Way<'w> {
     room: Room,
     pod: &'w ConnectedPod,
@@ -426,10 +427,10 @@ struct Sent {
 // === impl Running ===
 
 impl Running {
-    /// Whether the pod may run a newer version than this one, which is the last that this replica
-    /// knows after this many polls. A replica that cannot ask the database may know an old one.
-    /// What the database says after the pod has asked is true, whatever the pod says: its version
-    /// may be one of another database. One poll may have begun before the pod asked.
+    /// Whether the pod may run a newer version than `version`, which is the last that this replica
+    /// knows after `polls` polls. A replica that cannot ask the database may know an old version. A
+    /// poll that begins after the pod has asked tells the truth, whatever the pod says: the pod's
+    /// version may come from another database. One poll may have begun before the pod asked.
     fn may_be_newer(self, version: i64, polls: u64) -> bool {
         self.version > version && polls < self.polls.saturating_add(2)
     }
@@ -482,7 +483,7 @@ impl Subscription {
         self.row.change(|row| (row.chosen_by, row.domains) = (rollouts.to_vec(), limited_to));
     }
 
-    /// Notes that this version holds what the pod has.
+    /// Notes that this version has the rules that the pod runs.
     fn note_same(&mut self, version: i64) {
         self.waiting = None;
         self.row.change(|row| {

@@ -2,7 +2,7 @@
 //! read again when they change; and its calls, ADS for rules and LRS for hits.
 //!
 //! Requests are bounded in the memory that they take once they are decoded. Responses of ADS are
-//! encoded from resources that all streams share: each stream copies them once, into what it sends.
+//! encoded from resources that all streams share: each stream copies them once, into its response.
 
 use std::future::{Ready, ready};
 use std::marker::PhantomData;
@@ -29,15 +29,20 @@ use super::connections::ConnectedPod;
 use super::load_reports::REPORT_SHAPE;
 use super::server::{DISCOVERY_SHAPE, PodServer};
 
-/// Maximum number of connections, and of those of one client.
+/// Maximum number of connections.
 const CONNECTIONS_MAX: usize = 8192;
+
+/// Maximum number of connections of one client, so that it leaves room to others.
 const CONNECTIONS_OF_PEER_MAX: usize = CONNECTIONS_MAX / 4;
 
 /// Maximum time of a connection without a stream.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
-/// A pod that is gone without a word is noticed within the sum of these.
+/// Interval of the pings of a connection. A pod that is gone without a word is noticed within the
+/// sum of this interval and [`PING_MAX`].
 const PING_INTERVAL: Duration = Duration::from_secs(20);
+
+/// Time that a pod has to answer a ping.
 const PING_MAX: Duration = Duration::from_secs(20);
 
 /// Maximum number of streams of a connection; a pod has one for rules and one for reports.
@@ -61,7 +66,7 @@ const REPORT_BYTES_MAX: usize = 1 << 20;
 /// Maximum bytes of a response.
 const RESPONSE_BYTES_MAX: usize = 256 << 20;
 
-/// What the port tells its clients and operators.
+/// The name of the port in messages, its protocols, and the advice after a failed handshake.
 pub const TLS_PORT: TlsPort =
     TlsPort { name: "the port for pods", protocols: &[ALPN_HTTP2], advice: advice_for };
 
@@ -100,7 +105,7 @@ pub async fn serve(
     }
 }
 
-/// What the operator has to change after a failed handshake.
+/// The setting that the operator has to change after a failed handshake.
 fn advice_for(failure: HandshakeFailure) -> Option<&'static str> {
     match failure {
         HandshakeFailure::NotTls => Some("set CONFIG_GRPC_XDS_SERVER_USE_TLS in its pod"),
@@ -124,7 +129,7 @@ const ADS: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 const LRS: &str = "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats";
 
-/// Why any other call fails.
+/// The reason why any other call fails.
 const CALLS: &str = "this port serves ADS, with the state of the world, and LRS alone";
 
 fn routes(server: PodServer) -> Router {

@@ -1,4 +1,4 @@
-//! What the pods of this replica run, and how long it took them.
+//! The versions that the pods of this replica run, and how long they took to run them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -52,16 +52,16 @@ struct State {
     lag: Lag,
 }
 
-/// What streams say of a version.
+/// Counts of the streams by how they stand to a version.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StreamStates {
-    /// Number of those whose pods run it.
+    /// Streams whose pods run the version.
     pub current: usize,
-    /// Number of those whose pods run an earlier one.
+    /// Streams whose pods run an earlier version.
     pub behind: usize,
-    /// Number of those whose pods refused a version.
+    /// Streams whose pods refused a version.
     pub refused: usize,
-    /// Since when a pod has not run what is published, in milliseconds of Unix time.
+    /// Time since which a pod has not run the published version, in milliseconds of Unix time.
     pub late_since: Option<i64>,
 }
 
@@ -128,7 +128,7 @@ impl Streams {
         self.0.state.lock().lag.refused += 1;
     }
 
-    /// All rows.
+    /// All rows of streams.
     pub fn rows(&self) -> Vec<PodRow> {
         let state = self.0.state.lock();
         let row = |row: &PodRow| {
@@ -178,8 +178,8 @@ impl Streams {
         self.0.changed.notified().await;
     }
 
-    /// What the streams say of a `version`, of which the last change was `at` this time. Copies no
-    /// row, because those who ask need no token.
+    /// Counts the streams by how they stand to `version`, whose last change was at the time `at`.
+    /// Copies no row, because those who ask need no token.
     pub fn states(&self, version: i64, at: i64) -> StreamStates {
         StreamStates::of(self.0.state.lock().rows.values(), version, at)
     }
@@ -199,7 +199,7 @@ impl Streams {
 // === impl StreamStates ===
 
 impl StreamStates {
-    /// What these rows say of a `version`, of which the last change was `at` this time.
+    /// Counts these rows by how they stand to `version`, whose last change was at the time `at`.
     pub fn of<'r>(rows: impl Iterator<Item = &'r PodRow>, version: i64, at: i64) -> Self {
         let mut states = Self::default();
         for row in rows {
@@ -267,12 +267,14 @@ fn cut(text: &str) -> String {
     text.get(..end).unwrap_or_default().replace('\0', "")
 }
 
-// Reports what pods run to the database: the rows that changed, soon; and now and then that all
-// rows are those of open streams.
+// Reports the rows of pods to the database: changed rows soon, and at an interval that all rows are
+// of open streams.
 
-/// Pause between reports. It doubles after each that fails, to [`PAUSE_MAX`] at most: what pods run
-/// is unknown to all replicas until a database that was away is asked again.
+/// First pause between reports. It doubles after each failed report, up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// Longest pause between reports. Until a database that was away is asked again, no replica knows
+/// which versions pods run.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// Interval at which all rows are marked as seen, so that they stay fresh.
@@ -316,7 +318,7 @@ pub async fn report(store: Store, streams: Streams, replica: String) {
                     _ = refresh.tick() => true,
                 };
             }
-            // What failed is tried again, whether or not a pod changes meanwhile.
+            // A failed report is tried again, whether or not a pod changes meanwhile.
             Err(error) => {
                 if pause == PAUSE {
                     warn!("{error}: what pods run is not reported");
@@ -328,9 +330,9 @@ pub async fn report(store: Store, streams: Streams, replica: String) {
     }
 }
 
-/// Makes the rows of `replica` these; not all of them if `ticks` says meanwhile that all have to be
-/// marked as seen again. Returns whether it has. If it `is_due`, marks all as seen before, and forgets
-/// those of replicas that are gone.
+/// Makes the rows of `replica` in the database equal to `rows`. If `ticks` says after a part that
+/// all rows have to be marked as seen again, it stops and returns true; otherwise it returns false.
+/// If it `is_due`, it first marks all rows as seen, and forgets the rows of replicas that are gone.
 async fn write(
     store: &Store,
     replica: &str,
@@ -380,7 +382,7 @@ impl Reported {
         Ok(())
     }
 
-    /// What of these rows the database does not have, and what it has beside them.
+    /// Compares these rows with those that the database has: rows to write, and streams to delete.
     fn changes<'r>(&self, rows: &'r [PodRow]) -> Changes<'r> {
         let open: HashSet<_> = rows.iter().map(|row| row.stream).collect();
         let hashes = rows.iter().map(|row| (row, self.hasher.hash_one(row)));
@@ -563,7 +565,8 @@ mod tests {
         let streams = Streams::default();
         let _row = streams.add(row(0, 1), [127, 0, 0, 1].into()).unwrap();
         let reporting = tokio::spawn(report(store.clone(), streams, "one".to_owned()));
-        // A write that fails causes no event to wait for. The first one has failed after this pause.
+        // A write that fails causes no event to wait for. After this pause the first write has
+        // failed.
         sleep(PAUSE).await;
         other.execute("ALTER TABLE gone RENAME TO pods").await.unwrap();
         let known = async {

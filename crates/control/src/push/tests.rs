@@ -232,7 +232,7 @@ async fn a_pod_that_waits_for_room_answers_meanwhile_and_gets_the_newest_set() {
     let taken = first.next().await;
     let mut waits = Pod::connect(&address, &[RULES_TYPE]).await;
     wait_until("second pod", || streams.count() == 2).await;
-    // Its requests are read meanwhile.
+    // The server reads requests of a waiting pod meanwhile.
     waits.ask(CONFIG_TYPE).await;
     let none = waits.next().await;
     assert_eq!((&*none.type_url, none.resources.len()), (CONFIG_TYPE, 0));

@@ -43,13 +43,13 @@ pub struct DraftAuthor {
 /// The approvals of a draft.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DraftApprovals {
-    /// How many the domain asks for.
+    /// Approvals that the domain asks for.
     pub needed: i64,
     /// The number of the last change of the draft.
     pub changed: i64,
     /// The object of Kubernetes that defines the domain; empty if the database does.
     pub owner: String,
-    /// Who changed the draft since it was published.
+    /// The people and tokens that changed the draft since it was published.
     pub authors: Vec<DraftAuthor>,
     /// The approvals of this draft, the oldest first.
     pub given: Vec<ApprovalRow>,
@@ -141,9 +141,9 @@ impl Write {
     }
 
     /// Refuses to publish the text of a draft that lacks approvals, unless an administrator has
-    /// this write do without, which the audit log then has. A text that the domain had before the
-    /// present one needs none if this is a roll back: one person may undo the last change alone, and
-    /// not undo that again.
+    /// this write skip them, which the audit log then shows. If this is a roll back, a text that
+    /// the domain had before the present one needs no approvals: one person may undo the last
+    /// change alone, and not undo that again.
     ///
     /// # Errors
     /// [`StoreError::NotApproved`] if it lacks approvals.

@@ -52,12 +52,13 @@ pub struct ChangeSet {
     pub rules: i64,
 }
 
-/// Whose change sets are listed: those of a token or person, and those whose domains it may use.
+/// The reader of a list of change sets. A token or person sees the sets whose rules are all of
+/// domains that it may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetReader {
     /// The id of the token or person.
     pub id: String,
-    /// Whether it sees empty sets of others.
+    /// Whether the reader sees sets without rules that others made. Its own ones it always sees.
     pub sees_empty: bool,
     /// The domains that it may use; `None` for all.
     pub domains: Option<Vec<String>>,

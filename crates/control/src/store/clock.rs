@@ -1,5 +1,5 @@
-//! The time by the database's clock. The clocks of replicas differ, so that each compares what another
-//! one wrote with this time and never with its own.
+//! The time by the database's clock. The clocks of replicas differ, so a replica compares the times
+//! that another one wrote with this time and never with its own clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use ratelease_engine::time::{Clock, Time};
 
 use super::{Backend, Store, StoreResult};
 
-/// A reading that took longer counts only if there is no other one of the last [`FRESH`]: it is wrong
-/// by half as much at most.
+/// Maximum time of a reading. A slower reading counts only if there is no other one of the last
+/// [`FRESH`]. It is wrong by half of its time at most.
 const READING_MAX: Duration = Duration::from_millis(500);
 
 /// How long a reading counts: the monotonic clock differs from the database's by milliseconds then.
@@ -20,8 +20,8 @@ const FRESH: Duration = Duration::from_secs(60);
 /// Steps back that are waited for instead of taken, in milliseconds: readings differ by as much.
 const BACK_MAX: i64 = 1000;
 
-/// The time by the database's clock: as it was read last, and since then by the monotonic clock of this
-/// process. That of SQLite is the clock of this machine. A cheap handle: clones share all state.
+/// The time by the database's clock: the last reading, advanced by the monotonic clock of this
+/// process. With SQLite it is the clock of this machine. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
 pub struct DatabaseClock(Option<Arc<Readings>>);
 
@@ -48,8 +48,8 @@ impl DatabaseClock {
         Self((backend == Backend::Postgres).then(|| Arc::new(readings())))
     }
 
-    /// The time in milliseconds since the Unix epoch. That of this machine if the database's was never
-    /// read.
+    /// The time in milliseconds since the Unix epoch. If the database's clock was never read, it is
+    /// the time of this machine.
     pub fn now(&self) -> i64 {
         match &self.0 {
             Some(readings) => readings.state.lock().tell(readings.clock.now()),
@@ -102,7 +102,7 @@ impl Store {
     /// Fails if the database is not available.
     pub async fn read_clock(&self) -> StoreResult<()> {
         let Some(readings) = &self.clock.0 else { return Ok(()) };
-        let mut connection = self.pool.acquire().await?; // the wait for one is no part of the reading
+        let mut connection = self.pool.acquire().await?; // the wait is no part of the reading
         let asked = readings.clock.now();
         let sql = sqlx::AssertSqlSafe(format!("SELECT {}", self.backend.clock()));
         let (read,): (i64,) = sqlx::query_as(sql).fetch_one(&mut *connection).await?;

@@ -1,4 +1,5 @@
-//! What pods run, as the replicas of the control plane that they are connected to report it.
+//! The versions that pods run, as reported by the replicas of the control plane that the pods are
+//! connected to.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,7 +94,7 @@ fn is_zero(number: &i64) -> bool {
 const COLUMNS: &str = "replica, stream, node, peer, agent, type, connected_at, seen_at, sent, \
                        accepted, refused, fault, chosen, reports, origin";
 
-/// What the column `domains` has for a pod that gets all domains.
+/// The value of the column `domains` for a pod that gets all domains.
 const ALL_DOMAINS: &str = "*";
 
 /// Where a pod is: the id of its node, and its address without the port. An index has it.
@@ -242,7 +243,7 @@ impl Store {
         Ok(tx.commit().await?)
     }
 
-    /// Writes what the pods of `replica` said together.
+    /// Writes the sums of the reports of the pods of `replica`.
     ///
     /// # Errors
     /// Fails if the database is not available.
@@ -257,7 +258,7 @@ impl Store {
         Ok(())
     }
 
-    /// What the pods of each replica said together, without replicas that all their pods have left.
+    /// The sums of the reports of each replica. A replica is left out if all its pods have left.
     ///
     /// # Errors
     /// Fails if the database is not available.
@@ -294,15 +295,15 @@ impl Store {
         (from, cells)
     }
 
-    /// The condition of rows whose replica has reported them lately, by the database's clock alone:
-    /// those of replicas may differ by more than [`GONE_AFTER`].
+    /// The condition of rows whose replica has reported them lately. The times are by the
+    /// database's clock alone: the clocks of replicas may differ by more than [`GONE_AFTER`].
     fn is_seen(&self) -> String {
         // As a query of its own it is computed once, not for each row.
         format!("seen_at > (SELECT {}) - {}", self.backend.clock(), GONE_AFTER.as_millis())
     }
 }
 
-/// A domain in the list of those of a pod: a line, so that no name is found within another one.
+/// A domain in the list of a pod's domains: a line, so that no name is found within another one.
 fn line_of(domain: &str) -> String {
     format!("\n{}", domain.replace('\\', "\\\\").replace('\n', "\\n"))
 }
@@ -327,7 +328,7 @@ impl PodRow {
         (self.origin, if self.origin == 0 { &self.node } else { "" })
     }
 
-    /// Its place in the order of lists.
+    /// The place of the row in the order of lists.
     pub fn place(&self) -> String {
         let Self { node, replica, stream, .. } = self;
         format!("{node}\n{replica}\n{stream:020}")

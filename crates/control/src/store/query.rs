@@ -10,7 +10,7 @@ pub enum Cell {
     Int(i64),
     Text(String),
     Nullable(Option<String>),
-    /// What the database makes of this. Only for rows.
+    /// A SQL expression that the database computes. Only for rows.
     Expression(&'static str),
 }
 

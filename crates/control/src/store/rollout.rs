@@ -1,4 +1,4 @@
-//! A rollout: what it changes, the pods that it chooses, and the steps that were taken.
+//! A rollout: the domains that it changes, the pods that it chooses, and the steps that were taken.
 
 use std::fmt;
 
@@ -14,12 +14,12 @@ use super::{StoreResult, as_time};
 /// Maximum bytes of a label's key and of its value.
 pub const LABEL_BYTES_MAX: usize = 1024;
 
-/// Which pods are chosen.
+/// The pods that are chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice {
     /// So many of a hundred that serve a domain, 1 to 100, by their places: see [`Draw`].
     Percent(u8),
-    /// Those whose nodes have this key and value in their metadata.
+    /// Pods whose nodes have this key and value in their metadata.
     Label(String, String),
 }
 
@@ -48,7 +48,7 @@ fn hits_min() -> i64 {
 /// A domain of a rollout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RolloutDomain {
-    /// Its name.
+    /// The name of the domain.
     pub domain: String,
     /// The number of the last change of the draft that the texts were made of.
     pub changed: i64,
@@ -92,13 +92,13 @@ pub struct RolloutStep {
 /// A rollout.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rollout {
-    /// Its number, from 1.
+    /// The number of the rollout, from 1.
     pub id: i64,
     /// The random number of its [`Draw`].
     pub seed: Option<i64>,
     /// The pods that are chosen at first.
     pub choice: Choice,
-    /// When it is rolled back, if it may be.
+    /// The bound above which the rollout is rolled back, if it has one.
     pub bound: Option<Bound>,
     /// The steps, of which there is at least one. After the last one the rules are published.
     pub plan: Vec<PlanStep>,
@@ -106,9 +106,9 @@ pub struct Rollout {
     pub time_limit: Option<i64>,
     /// Seconds of the longest window of the limits that change.
     pub longest_window: i64,
-    /// What it changes, by name.
+    /// The domains that the rollout changes, by name.
     pub domains: Vec<RolloutDomain>,
-    /// What was done, in order; there is at least one.
+    /// The steps that were taken, in order; there is at least one.
     pub steps: Vec<RolloutStep>,
 }
 
@@ -152,7 +152,8 @@ impl Rollout {
         self.plan.get(number.checked_sub(1)?).copied()
     }
 
-    /// The number of the first step of the plan from `stage` on; `None` if the plan has no such step.
+    /// The number of the plan's first step whose stage is `stage` or a later one; `None` if there
+    /// is none.
     pub fn number_of(&self, stage: Stage) -> Option<usize> {
         Some(self.plan.iter().position(|it| it.stage >= stage)? + 1)
     }
@@ -185,8 +186,9 @@ impl Rollout {
         Some(from.saturating_add(limit.saturating_mul(1000)))
     }
 
-    /// What chosen pods have in `stage`: names of domains and hashes of their texts, `None` for a
-    /// domain that leaves. In the stage `shadow` they have candidate rules, unless there are none.
+    /// The domains of the chosen pods in `stage`: their names and the hashes of their texts, `None`
+    /// for a domain that leaves. In the stage `shadow` they are candidate rules; a domain without
+    /// candidate rules is left out.
     pub fn hashes(&self, stage: Stage) -> impl Iterator<Item = (String, Option<&str>)> {
         self.domains.iter().filter_map(move |it| match stage {
             Stage::Shadow => Some((candidate_of(&it.domain), Some(it.shadow.as_deref()?))),
@@ -239,8 +241,8 @@ impl RolloutStep {
     }
 }
 
-/// The plan of a rollout that names no steps: its first stage and `enforced`, each until it is asked
-/// to go on.
+/// The plan of a rollout that names no steps: its first stage, then `enforced`. Each lasts until a
+/// call asks for the next step.
 pub fn plan_of_one_stage(first: Stage, choice: &Choice) -> Vec<PlanStep> {
     let percent = match choice {
         Choice::Percent(percent) => Some(*percent),

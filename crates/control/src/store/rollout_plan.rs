@@ -6,9 +6,10 @@
 //! kept. So each replica finds the same pods, a pod that restarts is chosen again, and a larger
 //! percentage adds pods to those before.
 //!
-//! Node ids are what pods say, so that they decide nothing beyond their origin. An origin of several
-//! ids is a crowd: of each crowd the percentage of its pods is chosen, and it does not count among the
-//! origins of one pod, of which the percentage is chosen as if there were no crowds.
+//! A pod chooses the id of its node, so the id decides nothing beyond the pod's origin. An origin
+//! with several ids is a crowd. The percentage is chosen of each crowd's pods. Crowds are not
+//! counted among the origins of one pod, of which the percentage is chosen as if there were no
+//! crowds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
@@ -17,26 +18,34 @@ use serde::{Deserialize, Serialize};
 
 use super::{PodRow, StoreError, StoreResult};
 
-/// The contexts of the hashes that are the places of pods: of a rollout of an earlier release, of an
-/// origin, of a pod in a crowd, and of a pod whose origin is not known. Other texts would choose other
-/// pods.
+/// The context of the hash that is a pod's place in a rollout of an earlier release. Another text
+/// would choose other pods.
 const FORMER_CONTEXT: &str = "ratelease 2026-11 pods of a rollout";
+
+/// The context of the hash that is an origin's place. Another text would choose other pods.
 const ORIGIN_CONTEXT: &str = "ratelease 2026-11 origins of a rollout";
+
+/// The context of the hash that is a pod's place within a crowd. Another text would choose other
+/// pods.
 const CROWD_CONTEXT: &str = "ratelease 2026-11 crowds of a rollout";
+
+/// The context of the hash that stands for a pod's origin if that is not known. Another text would
+/// choose other pods.
 const UNKNOWN_CONTEXT: &str = "ratelease 2026-11 pods without an origin";
 
 /// The threshold that chooses no pod.
 const NONE: i64 = -1;
 
-/// Maximum number of crowds of a domain with thresholds of their own: each takes some 40 bytes in each
-/// step. Of further ones all pods are chosen or none, as if they were one pod.
+/// Maximum number of crowds of a domain with thresholds of their own: each takes some 40 bytes in
+/// each step. Of a further crowd all pods are chosen or none, as if the crowd were one pod.
 const CROWDS_MAX: usize = 256;
 
 /// How far a rollout is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
-    /// Chosen pods try the changed rules beside those in force, and count what they would deny.
+    /// Chosen pods try the changed rules beside the rules in force, and count the hits that the
+    /// changed rules would deny.
     Shadow,
     /// Chosen pods enforce the changed rules.
     Enforced,
@@ -66,8 +75,8 @@ pub struct PlanStep {
 pub struct Draw {
     /// The number of the rollout.
     pub rollout: i64,
-    /// A random number from 0; `None` of a rollout of an earlier release, whose places follow from its
-    /// number and the node's id.
+    /// A random number from 0. It is `None` for a rollout of an earlier release: there the places
+    /// follow from the rollout's number and the node's id.
     pub seed: Option<i64>,
 }
 
@@ -89,12 +98,13 @@ pub struct Share {
     pub domain: String,
     /// The place of the last origin that is chosen, of those that are no crowds; -1 if none is.
     pub threshold: i64,
-    /// The place of the last chosen pod within each crowd; -1 if none is. An origin that was a crowd
-    /// stays one until the rollout ends, so that ids that come and go do not have pods chosen again.
+    /// The place of the last chosen pod within each crowd; -1 if no pod is chosen. An origin that
+    /// was a crowd stays one until the rollout ends, so that ids that come and go do not have pods
+    /// chosen again.
     pub crowds: BTreeMap<i64, i64>,
     /// The pods that served the domain when the step was taken.
     pub pods: usize,
-    /// How many of these were chosen.
+    /// How many of the domain's pods were chosen.
     pub chosen: usize,
 }
 
@@ -217,8 +227,8 @@ impl Share {
         }
     }
 
-    /// How many pods serve the domain now, and how many of them the share chooses. Those of crowds
-    /// count only if there are no others.
+    /// How many pods serve the domain now, and how many of them the share chooses. The pods of
+    /// crowds count only if there are no others.
     pub fn now(&self, draw: Draw, pods: &[PodRow]) -> (usize, usize) {
         let mut single = draw.serving(&self.domain, pods);
         let crowds: BTreeMap<_, _> =
@@ -247,8 +257,8 @@ impl Share {
     }
 }
 
-/// How many pods of each crowd are chosen if `wanted` of all are: of each its part of them, rounded up
-/// or down.
+/// How many pods of each crowd are chosen if `wanted` of all are. Each crowd has its part of them,
+/// rounded up or down.
 fn chosen_of(crowds: &BTreeMap<i64, Origin>, wanted: usize) -> BTreeMap<i64, usize> {
     let mut positions = Vec::new();
     for (origin, it) in crowds {

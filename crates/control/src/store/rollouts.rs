@@ -17,9 +17,9 @@ use super::{PodRow, PublishedText, Store, StoreError, StoreResult, VersionRow, W
 /// A rollout that begins.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewRollout {
-    /// Which pods are chosen.
+    /// The pods that are chosen.
     pub choice: Choice,
-    /// When it is rolled back, if it may be.
+    /// The bound above which the rollout is rolled back, if it has one.
     pub bound: Option<Bound>,
     /// The steps, of which there is at least one.
     pub plan: Vec<PlanStep>,
@@ -351,8 +351,8 @@ const REPLICA_BITS: u32 = 32;
 /// Weighed hits that are no evidence are in the rows below this one. All others are above.
 const EARLY: i64 = -(1 << 33);
 
-/// What hits are counted by. Ordered, so that replicas that write at once wait for each other in
-/// one order.
+/// The key of a count of hits. It is ordered, so that replicas that write at once take locks in one
+/// order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CountKey {
     /// The version of the step.
@@ -368,22 +368,22 @@ pub struct CountKey {
 pub struct HitCount {
     /// All hits of limits.
     pub hits: u64,
-    /// Those that were denied.
+    /// Hits that were denied.
     pub denied: u64,
-    /// Those that would have been denied, but for shadow mode.
+    /// Hits that would have been denied, but for shadow mode.
     pub shadow: u64,
     /// Requests besides them that were left out of the comparison with the draft.
     pub left_out: u64,
 }
 
-/// What the pods of one replica reported of a domain.
+/// Hits of a domain that the pods of one replica reported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReplicaCount {
     /// All hits since the step began.
     pub all: HitCount,
-    /// The same as they are weighed for the bound.
+    /// All hits since the step began, as they are weighed for the bound.
     pub weighed: HitCount,
-    /// Whether they are evidence for the next step: hits before that are another row.
+    /// Whether the hits are evidence for the next step. Earlier hits are another row.
     pub is_evidence: bool,
     /// The weighed hits of the last seconds.
     pub recent: HitCount,
@@ -392,7 +392,8 @@ pub struct ReplicaCount {
 /// The hits of a step.
 #[derive(Debug, Default)]
 pub struct StepHits {
-    /// All of them. Once some of a domain are evidence, those of replicas without any are left out.
+    /// All hits of the step. Once a domain has hits that are evidence, hits of replicas without any
+    /// are left out.
     pub all: Hits,
     /// The evidence, as it is weighed for the bound.
     pub weighed: Hits,
@@ -408,8 +409,8 @@ pub type Hits = BTreeMap<CountKey, HitCount>;
 // === impl Bound ===
 
 impl Bound {
-    /// Of which domains the chosen pods deny a larger share, in words; `None` if there are none.
-    /// `denied` says how many hits of a count are denied.
+    /// The domains of which the chosen pods deny a larger share, in words; `None` if there are
+    /// none. `denied` says how many hits of a count are denied.
     pub fn exceeded(&self, hits: &Hits, denied: impl Fn(&HitCount) -> u64) -> Option<String> {
         let hits_min = u64::try_from(self.hits_min).unwrap_or_default();
         let is_counted = |(key, it): &(&CountKey, &HitCount)| key.is_chosen && it.hits >= hits_min;
@@ -437,13 +438,13 @@ impl HitCount {
         self.left_out = self.left_out.saturating_add(other.left_out);
     }
 
-    /// This, scaled down to at most so many hits.
+    /// The count, scaled down to at most `hits_max` hits.
     #[must_use]
     pub fn scaled(&self, hits_max: u64) -> Self {
         if self.hits <= hits_max { *self } else { self.scaled_to(hits_max) }
     }
 
-    /// This, scaled to so many hits.
+    /// The count, scaled to `hits` hits.
     #[must_use]
     pub fn scaled_to(&self, hits: u64) -> Self {
         let of = u128::from(self.hits.max(1));
@@ -558,7 +559,7 @@ impl Store {
                 // The row 0 is of builds that had one row for all replicas.
                 0 => hits.all.entry(key).or_default().add(&count),
                 at if at < EARLY => hits.early.entry(key).or_default().add(&count),
-                // Of a replica, what is weighed comes before all hits.
+                // The weighed hits of a replica come before all its hits.
                 at if at < 0 && at % 2 != 0 => {
                     if count.hits > 0 {
                         evidence.insert((key.clone(), at / 2));
@@ -569,7 +570,7 @@ impl Store {
                     hits.all.entry(key).or_default().add(&count);
                 }
                 at if at < 0 => early.push((key, count)),
-                // Of a replica's rows the last one counts; they come in their order.
+                // The rows of a replica come in their order, and the last one counts.
                 at if at >= first => drop(last.insert((key, at % (1 << REPLICA_BITS)), count)),
                 _ => {}
             }

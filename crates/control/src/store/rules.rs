@@ -30,52 +30,52 @@ const SEARCHED_MAX: usize = 5000;
 /// A rule of the draft.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredRule {
-    /// Its id.
+    /// The id of the rule.
     pub id: RuleId,
-    /// Its domain.
+    /// The domain of the rule.
     pub domain: String,
-    /// Its entries and settings.
+    /// The entries and settings of the rule.
     pub record: Record,
-    /// Its place in the domain: lower ones come first.
+    /// The place of the rule in the domain: lower places come first.
     pub position: i64,
     /// The number of its last change.
     pub revision: i64,
-    /// When that was, in milliseconds since the Unix epoch.
+    /// When the rule was last changed, in milliseconds since the Unix epoch.
     pub updated_at: i64,
-    /// Who made it.
+    /// The author of the last change.
     pub updated_by: String,
 }
 
-/// Which rules are listed.
+/// The conditions of a list of rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RuleFilter {
-    /// Of these domains; `None` for all.
+    /// Rules of these domains; `None` for all.
     pub domains: Option<Vec<String>>,
-    /// Whose first entry has this key.
+    /// Rules whose first entry has this key.
     pub scope: Option<String>,
-    /// Whose first entry has this value; empty for none.
+    /// Rules whose first entry has this value; empty for none.
     pub scope_value: Option<String>,
-    /// Whose entries or settings, but for the metadata, contain this text in whatever case.
+    /// Rules whose entries or settings, without the metadata, contain this text in whatever case.
     pub text: Option<String>,
 }
 
-/// Where a page of rules ends.
+/// The end of a page of rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RulePosition {
     /// The domain of the last rule.
     pub domain: String,
-    /// Its position.
+    /// The position of the last rule.
     pub position: i64,
-    /// Its id.
+    /// The id of the last rule.
     pub id: String,
 }
 
-/// Some rules, by domain and position.
+/// A page of rules, ordered by domain and position.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RulePage {
     /// The rules.
     pub rules: Vec<StoredRule>,
-    /// Where the next page begins; `None` if there is none.
+    /// The end of this page, from which the next one begins; `None` if there is no next page.
     pub next: Option<RulePosition>,
 }
 
@@ -332,7 +332,7 @@ impl StoredRule {
 
     /// The bytes that count for the ceilings of drafts.
     pub fn bytes(&self) -> i64 {
-        // Its entries and settings.
+        // The entries and settings of the rule.
         let bytes = self.cells().get(2..4).into_iter().flatten().map(Cell::bytes).sum::<usize>();
         i64::try_from(bytes).unwrap_or(i64::MAX)
     }
@@ -398,7 +398,7 @@ fn as_known_time<S: Serializer>(at: &Option<i64>, serializer: S) -> Result<S::Ok
 /// The draft of a domain.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Draft {
-    /// Its rules.
+    /// The rules of the draft.
     pub document: Document,
     /// The number of its last change.
     pub changed: i64,
@@ -409,9 +409,9 @@ pub struct Draft {
 pub struct StoredDraft {
     /// The number of its last change; `None` if the domain has no draft.
     pub changed: Option<i64>,
-    /// Its `defaults`.
+    /// The `defaults` of the draft.
     pub defaults: Map<String, Value>,
-    /// Its rules, in their order.
+    /// The rules of the draft, in their order.
     pub rules: Vec<StoredRule>,
 }
 
@@ -455,7 +455,8 @@ impl Store {
         self.some_domains("", of, (after, limit)).await
     }
 
-    /// The same of those that ask for approvals.
+    /// At most `limit` of these domains that ask for approvals and whose names come after `after`,
+    /// by name; `None` for all domains.
     ///
     /// # Errors
     /// Fails if the database is not available.
@@ -484,7 +485,7 @@ impl Store {
         self.with_states(rows).await
     }
 
-    /// Says of each domain whether its draft differs from what is published.
+    /// Notes for each domain whether its draft differs from the published rules.
     async fn with_states(
         &self,
         rows: Vec<(DraftDomain, DraftState)>,
@@ -497,7 +498,7 @@ impl Store {
                 None if state.hash.is_none() => domain.rules > 0,
                 None if domain.is_at_work(now) => true,
                 None => match self.is_changed(&domain.name, &state).await {
-                    // Others change it all the time.
+                    // Other writers change it all the time.
                     Err(StoreError::Moved(_)) => true,
                     compared => compared?,
                 },
@@ -620,7 +621,7 @@ impl DraftDomain {
 // === impl Write ===
 
 impl Write {
-    /// These domains, as the write leaves them.
+    /// The domains of these names, as the write leaves them.
     pub async fn domains(&mut self, names: Vec<String>) -> StoreResult<Vec<DraftDomain>> {
         let condition = format!("WHERE name IN ({})", places(1, names.len()));
         let cells = names.into_iter().map(Cell::Text).collect();
@@ -753,7 +754,7 @@ impl Write {
     }
 }
 
-// What changed in the rules of the draft.
+// Changes of the rules of the draft.
 
 /// A change of a rule.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
@@ -878,13 +879,14 @@ pub struct Replacement {
     base: Option<i64>,
     /// The `defaults`, if they differ.
     defaults: Option<Map<String, Value>>,
-    /// What the history will have.
+    /// The changes that history will have.
     changes: Vec<RuleChange>,
     /// The rules whose rows are deleted: those that are removed, changed or moved.
     delete: Vec<RuleId>,
     /// The rules whose rows are written.
     put: Vec<Put>,
-    /// How the number of rules and their bytes change.
+    /// The change of the number of rules.
+    /// The change of the bytes of the rules.
     rules: i64,
     bytes: i64,
     /// The content of the draft afterwards.
@@ -903,7 +905,7 @@ struct Put {
 /// The place of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Position {
-    /// This one.
+    /// This position.
     At(i64),
     /// After all that there are, with so many before it.
     Last(i64),
@@ -1103,7 +1105,7 @@ impl Write {
                 rule.updated_at = self.at;
                 rule.updated_by = self.author.name.clone();
             } else {
-                // It leaves no history, and takes as much time as one that does.
+                // The rule leaves no history, and takes as much time as one that does.
                 self.note_kept(0);
             }
             rows.push(rule.cells());
@@ -1115,23 +1117,29 @@ impl Write {
 // The ceilings of drafts. A token that may write could otherwise fill the database, and the memory
 // of the process that reads drafts.
 
-/// Maximum number of rules of the draft of a domain, which is what a pod loads of one, and of the
-/// bytes of their entries and settings.
+/// Maximum number of rules of the draft of a domain. A pod loads all rules of a domain.
 const DOMAIN_RULES_MAX: i64 = 500_000;
+
+/// Maximum bytes of the entries and settings of the rules of the draft of a domain.
 const DOMAIN_BYTES_MAX: i64 = 32 << 20;
 
-/// The same for all drafts together. All domains of a token that is for some domains have together
-/// what one domain may have, so that a tenant leaves three quarters to the others.
+/// Maximum number of rules of all drafts. All domains of a token that is for some domains have
+/// together at most the rules of one domain, so that a tenant leaves three quarters to the others.
 const RULES_MAX: i64 = 4 * DOMAIN_RULES_MAX;
+
+/// Maximum bytes of the entries and settings of the rules of all drafts.
 const BYTES_MAX: i64 = 4 * DOMAIN_BYTES_MAX;
 
 /// Maximum number of domains.
 const DOMAINS_MAX: i64 = 10_000;
 
-/// The number of rules of the draft of a row of `domains`, and their bytes. A release that does not
-/// keep them may change the draft meanwhile, while replicas are replaced one by one.
+/// The number of rules of the draft of a row of `domains`. While replicas are replaced one by one,
+/// a release that does not keep the number may change the draft: then the rules are counted.
 const DRAFT_RULES: &str = "CASE WHEN sized = changed THEN rules ELSE \
      (SELECT COUNT(*) FROM rules r WHERE r.domain = domains.name) END";
+
+/// The bytes of the rules of the draft of a row of `domains`. If a release that does not keep them
+/// has changed the draft, they are summed.
 const DRAFT_BYTES: &str = "CASE WHEN sized = changed THEN bytes ELSE \
      (SELECT COALESCE(SUM(OCTET_LENGTH(r.entries) + OCTET_LENGTH(r.settings)), 0) \
      FROM rules r WHERE r.domain = domains.name) END";
@@ -1150,7 +1158,7 @@ fn sizes(condition: &str) -> String {
 // === impl Write ===
 
 impl Write {
-    /// Notes that the draft of a domain will have so many more rules and bytes, or fewer, and how its
+    /// Notes how many rules and bytes the draft of a domain will have more, or fewer, and how its
     /// content changes. The caller changes its rules after this.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ pub struct NewSession {
     pub writable: Option<Vec<String>>,
     /// A hash of the settings that the rights follow from.
     pub roles: String,
-    /// Until when, in milliseconds since the Unix epoch.
+    /// The end of the session, in milliseconds since the Unix epoch.
     pub expires_at: i64,
 }
 
@@ -50,7 +50,7 @@ pub struct NewSession {
 pub struct SessionRow {
     /// The session as it began.
     pub session: NewSession,
-    /// Whose it is.
+    /// The person whose session it is.
     pub person: Person,
     /// Whether an administrator revoked the person.
     pub is_revoked: bool,

@@ -1,5 +1,5 @@
-//! Tokens, of which only the hash is known: how much the writes of each may keep, and what was
-//! answered to a write that is repeated.
+//! Tokens, of which only the hash is known; the limit of the bytes that the writes of each token
+//! may keep; and the answers to writes that are repeated.
 
 use std::time::Duration;
 
@@ -14,20 +14,20 @@ use super::{Store, StoreError, StoreResult, Write};
 /// A token that is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewToken {
-    /// Its id, which is part of the token.
+    /// The id of the token, which is part of the token's text.
     pub id: String,
-    /// What it is called; the author of what is done with it.
+    /// The name of the token. It is the author of all actions with the token.
     pub name: String,
     /// The hash of its secret.
     pub hash: String,
-    /// What it may do.
+    /// The access that the token gives.
     pub access: String,
     /// The domains that it may do it with; `None` for all.
     pub domains: Option<Vec<String>>,
-    /// Until when, in milliseconds since the Unix epoch.
+    /// The end of the token, in milliseconds since the Unix epoch.
     pub expires_at: Option<i64>,
-    /// Who is responsible for it, as ISSUER#SUBJECT or the id of a token; empty if the command line
-    /// made it.
+    /// The person or token responsible for the token, as ISSUER#SUBJECT or the id of a token; empty
+    /// if the command line made it.
     pub made_by: String,
     /// The row of the token or person who had the API make it; empty if the command line made it.
     pub maker: String,
@@ -36,20 +36,20 @@ pub struct NewToken {
 /// A token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenRow {
-    /// What it was made as.
+    /// The values with which the token was made.
     pub token: NewToken,
     /// When it was made, in milliseconds since the Unix epoch.
     pub created_at: i64,
     /// When it was revoked, in milliseconds since the Unix epoch.
     pub revoked_at: Option<i64>,
-    /// Bytes that its writes have added to what is kept.
+    /// Bytes that the token's writes have added to the database.
     pub written: i64,
-    /// The provider and the subject, of a person who signs in; empty of a token.
+    /// The provider of a person who signs in; empty for a token.
     pub issuer: String,
-    /// Who the person is for the provider.
+    /// The subject by which the provider knows the person; empty for a token.
     pub subject: String,
-    /// The domains that it may change, as a JSON list; null for all. `None` for a person who has not
-    /// signed in since that is kept.
+    /// The domains that the token may change, as a JSON list; null for all. `None` for a person who
+    /// has not signed in since a release that keeps this list.
     pub writable: Option<Value>,
 }
 
@@ -168,7 +168,7 @@ impl TokenRow {
         let issuer: String = row.try_get(10)?;
         let of_person: Option<String> = row.try_get(13)?;
         let writable = match of_person.as_deref() {
-            // A token may change what it may use.
+            // A token may change all domains that it may use.
             _ if issuer.is_empty() => Some(json!(domains)),
             Some("") => None,
             Some(list) => Some(serde_json::from_str(list)?),
@@ -195,8 +195,8 @@ impl TokenRow {
     }
 }
 
-// How much the writes of a token may add to what is kept: history, texts of versions, the audit
-// log, and answers of idempotency keys.
+// The limit of the bytes that the writes of a token may add to the database: history, texts of
+// versions, the audit log, and answers of idempotency keys.
 //
 // All of that but the answers is kept for good, so that a bound of a rate would only delay a full
 // disk. The bound is of a token and not of a domain, because the audit log and answers are of no
@@ -242,7 +242,7 @@ impl Write {
         Ok(())
     }
 
-    /// Inserts rows of what is kept.
+    /// Inserts rows that stay in the database, and counts their bytes.
     pub async fn keep(&mut self, into: &str, rows: Vec<Vec<Cell>>) -> StoreResult<()> {
         for row in &rows {
             self.note_kept(row.iter().map(Cell::bytes).sum());
@@ -255,7 +255,7 @@ impl Write {
         self.kept.bytes += ROW_BYTES + bytes;
     }
 
-    /// Adds what this write kept to that of its token.
+    /// Adds the bytes of this write to the bytes of its token.
     pub async fn count_kept(&mut self) -> StoreResult<()> {
         let Some(token) = self.kept.token.take() else { return Ok(()) };
         let bytes = i64::try_from(self.kept.bytes).unwrap_or(i64::MAX);
@@ -270,7 +270,7 @@ impl Write {
 /// How long an answer is kept.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 
-/// What identifies a repeated write.
+/// The identity of a repeated write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnswerKey {
     /// The key that the client chose.
@@ -286,20 +286,20 @@ pub struct Answer {
     pub status: u16,
     /// The `ETag`; empty if it has none.
     pub etag: String,
-    /// The `Location` of what was added; empty if it has none.
+    /// The `Location` of an added object; empty if the answer has none.
     pub location: String,
     /// The body.
     pub body: String,
 }
 
-/// What is known of an idempotency key.
+/// The earlier use of an idempotency key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Earlier {
-    /// Nothing.
+    /// The key is new.
     New,
-    /// It was given with this request, and this was answered.
+    /// The key was used with this request, and this answer was given.
     Same(Answer),
-    /// It was given with another request.
+    /// The key was used with another request.
     Other,
 }
 

@@ -1,4 +1,4 @@
-//! Versions: what is published, and was. And the audit log of all actions.
+//! Versions: the rules that are published, and that were. Also the audit log of all actions.
 
 use serde::Serialize;
 use sqlx::any::AnyRow;
@@ -42,7 +42,7 @@ pub struct VersionRow {
     pub domain_count: i64,
 }
 
-/// What a version does with a domain.
+/// A change of a domain by a version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VersionChange {
     /// The version.
@@ -190,8 +190,8 @@ impl Store {
         Ok(at)
     }
 
-    /// What the versions after `known` change, in their order. One statement, so that no version is
-    /// read in part.
+    /// The changes by the versions after `known`, in their order. One statement reads them, so that
+    /// no version is read in part.
     ///
     /// # Errors
     /// Fails if the database is not available.
@@ -256,8 +256,8 @@ async fn last_version<'e>(executor: impl Executor<'e, Database = Any>) -> StoreR
     Ok(version)
 }
 
-/// The `condition` that a row is of one of these domains, given the places of their parameters, which
-/// are added to `cells`; none for `None`.
+/// The `condition` that a row belongs to one of these domains, given the places of their
+/// parameters; the parameters are added to `cells`. `None` has no condition.
 pub fn of_domains(
     domains: Option<&[String]>,
     cells: &mut Vec<Cell>,

@@ -23,13 +23,16 @@ const ROWS_MAX: usize = 50;
 /// The key of PostgreSQL's advisory lock that publishers hold: "ratelcp" in ASCII.
 const PUBLISHERS_KEY: i64 = 0x0072_6174_656C_6370;
 
-/// Maximum time that a write of a token waits for those before it, and one of an operator.
+/// Maximum time that a write of a token waits for the writes before it.
 const TURN_MAX: Duration = Duration::from_secs(8);
+
+/// Maximum time that a write of an operator waits for the writes before it.
 const OPERATOR_TURN_MAX: Duration = Duration::from_secs(30);
 
-/// The order of writes, which happen one after the other; those that wait hold no connection. Each
-/// token has one that waits for its turn among those of the other tokens, so that it delays them by
-/// one. One of an operator waits for the present one, and for one of a token at most.
+/// The order of writes, which happen one after the other. Writes that wait hold no connection. Each
+/// token has one write that waits for its turn among those of the other tokens, so that it delays
+/// them by one write. A write of an operator waits for the present write, and for one write of a
+/// token at most.
 #[derive(Debug, Clone)]
 pub struct WriteTurns {
     tokens: Permits,
@@ -39,7 +42,7 @@ pub struct WriteTurns {
 /// While this is held, others wait.
 type WriteTurn = (OwnedSemaphorePermit, Option<Permit>);
 
-/// Who writes, and why.
+/// The author of a write, and the reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Author {
     /// The name of the token, or of the command.
@@ -48,12 +51,12 @@ pub struct Author {
     pub reason: String,
 }
 
-/// Who a caller is, whatever name is shown.
+/// The identity of a caller, whatever name is shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {
     /// The id of the token, or of the person who signed in.
     pub id: String,
-    /// Who is responsible, as ISSUER#SUBJECT or the id of a token.
+    /// The person or token that is responsible, as ISSUER#SUBJECT or the id of the token.
     pub person: String,
 }
 
@@ -62,9 +65,9 @@ pub struct Identity {
 pub struct Write {
     pub tx: Transaction<'static, Any>,
     pub author: Author,
-    /// For whom it writes; empty for the program itself.
+    /// The identity for which the transaction writes; empty for the program itself.
     pub identity: Identity,
-    /// When it began, in milliseconds since the Unix epoch by the database's clock.
+    /// When the transaction began, in milliseconds since the Unix epoch by the database's clock.
     pub at: i64,
     /// The number of its last change.
     number: i64,
@@ -79,18 +82,18 @@ pub struct Write {
     _turn: WriteTurn,
 }
 
-/// Which domains a write may change: some are defined by objects of Kubernetes.
+/// The domains that a write may change: some domains are defined by objects of Kubernetes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writer {
-    /// Those that no object defines: others follow the objects.
+    /// Domains that no object defines: the other domains follow the objects.
     Guarded,
-    /// All: nothing follows the objects, and a domain that changes is the database's again.
+    /// All domains: nothing follows the objects, and a domain that changes is the database's again.
     Unguarded,
-    /// All, as objects say.
+    /// All domains, for the objects that define them.
     Objects,
 }
 
-/// What a write adds to what is kept, and for which token.
+/// The bytes that a write adds to the database, and the token that it counts for.
 #[derive(Debug, Default)]
 pub struct Kept {
     /// The id of the token; `None` for writes of the program itself.
@@ -111,7 +114,8 @@ pub struct Noted {
 /// While this is held, no other replica publishes. Other writes go on.
 #[derive(Debug)]
 pub struct PublisherLock {
-    /// Its end releases the lock; of SQLite there is one process only.
+    /// The end of the transaction releases the lock. `None` with SQLite, which has one process
+    /// only.
     _tx: Option<Transaction<'static, Any>>,
 }
 
@@ -133,7 +137,7 @@ impl Default for WriteTurns {
 
 impl WriteTurns {
     async fn of_operator(&self) -> Option<WriteTurn> {
-        // It is never closed.
+        // The semaphore is never closed.
         Arc::clone(&self.present).acquire_owned().await.ok().map(|present| (present, None))
     }
 
@@ -214,7 +218,7 @@ impl Write {
         self.writer = Writer::Objects;
     }
 
-    /// The number of its last change, greater than that of each earlier write.
+    /// The number of the write's last change, greater than the number of each earlier write.
     pub fn number(&self) -> i64 {
         self.number
     }
@@ -312,7 +316,7 @@ pub async fn insert(
 /// Maximum bytes of the texts of a page. Its first row is there whatever its size.
 const PAGE_BYTES_MAX: i64 = 4 << 20;
 
-/// Which rows a page has.
+/// The rows of a page.
 #[derive(Debug)]
 pub struct PageQuery<'q> {
     /// The columns, separated by commas.
@@ -338,7 +342,7 @@ impl PageQuery<'_> {
         executor: impl Executor<'e, Database = Any>,
     ) -> StoreResult<(Vec<AnyRow>, bool)> {
         let Self { columns, from, order, texts, mut cells, limit } = self;
-        // One more than wanted tells whether there is a next page.
+        // One row more than wanted tells whether there is a next page.
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         cells.extend([Cell::Int(limit.saturating_add(1)), Cell::Int(PAGE_BYTES_MAX)]);
         let limit_at = cells.len() - 1;
@@ -379,7 +383,7 @@ mod tests {
         }
         assert!((&mut operator).now_or_never().is_none());
         drop(present);
-        // The operator waited for the present one alone: those of tokens wait for each other.
+        // The operator waited for the present write alone: writes of tokens wait for each other.
         drop((&mut operator).now_or_never().expect("the operator's turn"));
         assert!((&mut second).now_or_never().is_none(), "the other token is before it");
         let present = (&mut other).now_or_never().expect("the turn of the other token");

@@ -1,4 +1,4 @@
-//! A gRPC access log, which tells ratelease when requests have ended: whether every end arrives.
+//! Whether every end of a request arrives at ratelease through a gRPC access log.
 
 use std::time::Duration;
 

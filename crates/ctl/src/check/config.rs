@@ -1,6 +1,6 @@
 //! The parts of a configuration of Envoy that matter for rate limits: connection managers, filters,
-//! descriptors and clusters, wherever they are. A bootstrap, the patches of an `EnvoyFilter` and a dump nest the
-//! same messages differently.
+//! descriptors and clusters, wherever they are. A bootstrap, the patches of an `EnvoyFilter` and a
+//! dump nest the same messages differently.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -198,7 +198,7 @@ impl Manager {
 // === impl Config ===
 
 impl Config {
-    /// Adds what `source` has, in all its documents.
+    /// Adds the configuration in all documents of `source`.
     ///
     /// # Errors
     /// Every syntax fault of the first document that has any.
@@ -276,7 +276,8 @@ impl Config {
         self.around = around;
     }
 
-    /// A message that may be a route, with the domain of its own configuration of the filter.
+    /// Enters a message. A route sets the domain of its parts by its own configuration of the
+    /// filter.
     fn enter(&mut self, at: &Yaml) {
         if let Some(domain) = domain_of_route(at) {
             self.around.route_domain = Some(domain);
@@ -314,7 +315,8 @@ impl Config {
                     let key = text(key).unwrap_or_default();
                     let around = self.around.filter.clone();
                     match key {
-                        // The configuration of a filter for a route: the key of the message around it counts.
+                        // The configuration of a filter for a route: the key of the message around
+                        // it counts.
                         "config" => {}
                         "typed_config" | "typedConfig" => {
                             self.around.filter =

@@ -1,5 +1,5 @@
-//! How each request that a rule holds something for ends: by an access log of its connection manager,
-//! by a second call, or not at all.
+//! How each request that a rule holds something for ends: by an access log of its connection
+//! manager, by a second call, or not at all.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

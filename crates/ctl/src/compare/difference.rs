@@ -18,7 +18,7 @@ use crate::query::{DescriptorReply, Reply, ReplyLimit, read_reply};
 /// reads its own clock.
 const RESET_TOLERANCE: f64 = 1.0;
 
-/// What differs.
+/// The part of an answer that differs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Field {
     /// One answered and the other did not, or with another error.
@@ -46,9 +46,9 @@ pub struct Difference {
     pub field: Field,
     /// The descriptor, by its index in the request; `None` for the request as a whole.
     pub descriptor: Option<usize>,
-    /// What the target answered.
+    /// The target's answer.
     pub target: String,
-    /// What the other server answered.
+    /// The other server's answer.
     pub against: String,
 }
 
@@ -141,7 +141,7 @@ fn statuses(target: &DescriptorReply, against: &DescriptorReply, found: &mut Fou
     let of_against = limit(against);
     found.unequal(Field::Limit, &of_target, &of_against);
     if of_target != of_against {
-        // What remains of another limit cannot be compared.
+        // The remaining tokens of different limits cannot be compared.
         return;
     }
     let of_target = target.remaining.to_string();
@@ -249,7 +249,7 @@ impl Found {
 // === impl Field ===
 
 impl Field {
-    /// Its name in reports.
+    /// Returns the field's name in reports.
     pub fn name(&self) -> String {
         match self {
             Self::Answer => "answer".to_owned(),
@@ -392,7 +392,7 @@ impl Causes {
         let apart = pair.target.remaining.abs_diff(pair.against.remaining);
         let is_explained = u64::from(apart) <= by
             && (pair.target.code == pair.against.code || {
-                // One server admitted it with what it had left before this request.
+                // One server admitted the request with the tokens that it had left before.
                 let left = pair.target.remaining.max(pair.against.remaining);
                 u64::from(left).saturating_add(pair.hits) <= by.saturating_add(1) && by > 0
             });
@@ -432,7 +432,7 @@ fn key(domain: &str, descriptor: &Descriptor<'_>) -> u64 {
 impl Cause {
     pub const ALL: [Self; 3] = [Self::Unexplained, Self::Timing, Self::Design];
 
-    /// Its name in reports.
+    /// Returns the cause's name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unexplained => "unexplained",

@@ -1,4 +1,4 @@
-//! Counts what was compared, by rule and field, with an example of each.
+//! Counts compared requests and their differences, by rule and field, with an example of each.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ const ANSWER_CHARS_MAX: usize = 200;
 /// Numbers by cause, in the order of [`Cause::ALL`].
 pub type ByCause = [u64; 3];
 
-/// What was compared so far.
+/// The requests that were compared so far, and their differences.
 #[derive(Debug)]
 pub struct Counts {
     rules: Rules,
@@ -114,7 +114,7 @@ impl Counts {
         if let Some(worst) = causes.iter().min() {
             self.differing[index(*worst)] += 1;
         }
-        // What is of the whole request counts for the first rule that differs.
+        // Differences of the whole request count for the first rule that differs.
         let first = differences.iter().find_map(|it| it.descriptor).unwrap_or_default();
         for (difference, cause) in differences.iter().zip(causes) {
             let rule = rules.get(difference.descriptor.unwrap_or(first)).cloned();

@@ -1,4 +1,4 @@
-//! `explain --pod`: what a running pod says of a request, by its own rules and secret.
+//! `explain --pod`: the answer of a running pod about a request, by its own rules and secret.
 
 use std::fmt::Write;
 
@@ -15,7 +15,7 @@ use crate::status_client::checked;
 /// Path of the page.
 const PATH: &str = "/explain";
 
-/// Asks the pod, and shows what it says.
+/// Asks the pod, and shows its answer.
 pub(super) fn run(flags: &ExplainFlags, pod: &HostPort, out: &mut Out) -> CliResult {
     let listeners = flags.listener.read(Listeners::read)?;
     let path = format!("{PATH}?{}", to_query(&request(flags).to_string()));
@@ -83,7 +83,7 @@ fn count(one: &Value, out: &mut Out) -> Result<(), CliError> {
     field("pod", &held(count), out)
 }
 
-/// What the pod knows of the key.
+/// Describes the pod's state of the key.
 fn held(count: &Value) -> String {
     let held = &count["held"];
     if held.is_null() {

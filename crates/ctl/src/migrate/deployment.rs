@@ -13,16 +13,16 @@ use ratelease_rules::yaml::{Yaml, YamlKind};
 use crate::yaml_documents;
 use crate::yaml_documents::{field, items, text};
 
-/// What the image or the command of the reference is called.
+/// The name of the reference's image and of its command.
 const NAME: &str = "ratelimit";
 
 /// A deployment, as described.
 #[derive(Debug, Default)]
 pub struct Deployment {
-    /// What was read, for the heading of the report.
+    /// The input that was read, for the heading of the report.
     pub origin: String,
     pub environment: Environment,
-    /// Files that the container finds below a directory, such as those of a ConfigMap.
+    /// Files that the container finds below a directory, such as the keys of a ConfigMap.
     pub files: Vec<MountedFile>,
     /// Directories of this machine that the container finds elsewhere: inside, here.
     mounts: Vec<(PathBuf, PathBuf)>,
@@ -30,7 +30,7 @@ pub struct Deployment {
     pub command: Vec<String>,
     /// Number of pods, if it is stated and not 1.
     pub replicas: Option<u32>,
-    /// What could not be read, and so is not reviewed: one line each.
+    /// Inputs that could not be read, and so are not reviewed: one line each.
     pub unread: Vec<String>,
 }
 
@@ -38,11 +38,11 @@ pub struct Deployment {
 #[derive(Debug, Clone)]
 pub struct MountedFile {
     pub path: PathBuf,
-    /// Its text, under a name that says where it is written.
+    /// The text of the file, under a name that says where it is written.
     pub source: Source,
 }
 
-/// A container of a description, with what shows whether it runs the reference.
+/// A container of a description, with the signs that it runs the reference.
 #[derive(Debug)]
 struct Candidate<T> {
     name: String,
@@ -278,7 +278,7 @@ struct Workload {
     /// Kind and name, as `Deployment ratelimit`.
     name: String,
     replicas: Option<u32>,
-    /// Its `PodSpec`.
+    /// The `PodSpec` of the object.
     pod: Yaml,
 }
 
@@ -393,7 +393,7 @@ impl Manifests {
         candidates
     }
 
-    /// Adds the variables of a container: those of `envFrom`, which those of `env` replace.
+    /// Adds the variables of a container. Variables of `env` replace variables of `envFrom`.
     fn environment(&self, container: &Yaml, deployment: &mut Deployment) {
         for from in items(field(container, "env_from")) {
             let prefix = text_of(from, "prefix").unwrap_or_default();
@@ -427,7 +427,7 @@ impl Manifests {
         let Some(from) = field(variable, "value_from") else {
             let written = text_of(variable, "value").unwrap_or_default();
             let resolve = |name: &str| match before.get(name) {
-                // As Kubernetes does with names that it does not know.
+                // Kubernetes leaves a name that it does not know as it is written.
                 None => Some(format!("$({name})")),
                 Some(value) => value.clone(),
             };
@@ -470,7 +470,7 @@ impl Manifests {
     }
 }
 
-/// The keys of a mounted ConfigMap, each with its path: all, or those of `items`.
+/// The keys of a mounted ConfigMap, each with its path: all keys, or the keys that `items` names.
 fn mounted(volume: &Yaml, map: &ConfigMap) -> Vec<(String, String)> {
     let chosen = items(field(volume, "items")).iter();
     let chosen: Vec<_> = chosen
@@ -529,7 +529,7 @@ pub fn parse(source: &Source) -> Result<Environment, CliError> {
         if is_name(name) {
             environment.insert(name.to_owned(), value.map(str::to_owned));
         } else {
-            // What the line holds may be a part of a key, so it is not shown.
+            // The line's content may be a part of a key, so it is not shown.
             let expected = "expected KEY=value, with a KEY of letters, digits and _";
             faults.push(format!("{}:{number}: {expected}", Safe(&source.name)));
         }

@@ -1,4 +1,4 @@
-//! Deployments as they are described, and what of them is read.
+//! Deployments in the shapes that people write, and the parts of them that are read.
 
 use std::fs;
 use std::path::{Path, PathBuf};

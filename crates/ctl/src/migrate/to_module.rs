@@ -1,9 +1,9 @@
-//! `ratectl migrate --to-module`: rewrites the bootstrap of an Envoy that asks a rate limit service,
-//! so that the engine decides inside it.
+//! `ratectl migrate --to-module`: rewrites the bootstrap of an Envoy that asks a rate limit
+//! service, so that the engine decides inside it.
 //!
-//! `rewrite` changes the bootstrap and its filters, `routes` the routes, and `ends` what tells
-//! ratelease of ends. This file has what all use: it reads fields of messages in JSON, and finds what
-//! the module refuses in a rate limit.
+//! `rewrite` changes the bootstrap and its filters, `routes` the routes, and `ends` the access log
+//! that reports ends to ratelease. This file has the parts that all three use: it reads fields of
+//! messages in JSON, and finds the parts of a rate limit that the module refuses.
 
 mod ends;
 mod rewrite;
@@ -32,19 +32,19 @@ enum Step {
     Item(usize),
 }
 
-/// What a reader of the new configuration has to know.
+/// A remark that a reader of the new configuration needs.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
     at: Trail,
     text: String,
-    /// It could not be moved.
+    /// `true`: the part could not be moved, and its owner has to act.
     needs_action: bool,
 }
 
 #[derive(Debug, Default)]
 struct Findings(Vec<Finding>);
 
-/// Writes the new configuration to standard output, and what has to be known to standard error.
+/// Writes the new configuration to standard output, and the findings to standard error.
 pub(super) fn run(path: &Path, out: &mut Out) -> CliResult {
     let source = source::read_file(path)?;
     let documents = yaml_documents::read(&source).map_err(|faults| CliError::new(Safe(faults)))?;
@@ -157,7 +157,7 @@ fn get<'v>(of: &'v Value, name: &str) -> Option<&'v Value> {
     fields.get(&name_in(fields, name)?)
 }
 
-/// The same, to be changed.
+/// Returns the value of a field, mutably.
 fn get_mut<'v>(of: &'v mut Value, name: &str) -> Option<&'v mut Value> {
     let fields = of.as_object_mut()?;
     let name = name_in(fields, name)?;
@@ -194,7 +194,7 @@ fn items<'v>(of: &'v Value, name: &str) -> &'v [Value] {
     get(of, name).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// The same, to be changed, each with its number.
+/// Returns the items of a field that is a list, mutably, each with its number.
 fn items_mut<'v>(of: &'v mut Value, name: &str) -> impl Iterator<Item = (usize, &'v mut Value)> {
     let items = get_mut(of, name).and_then(Value::as_array_mut);
     items.into_iter().flatten().enumerate()
@@ -208,7 +208,7 @@ fn library() -> Value {
     json!({"name": "ratelease", "do_not_close": true, "metrics_namespace": "ratelease"})
 }
 
-/// The name of the message in an `Any`: what follows the last `/` of its type's URL.
+/// The name of the message in an `Any`: the text after the last `/` of its type's URL.
 fn type_of(any: &Value) -> &str {
     let url = text(any, "@type");
     url.rsplit('/').next().unwrap_or_default()
@@ -216,8 +216,8 @@ fn type_of(any: &Value) -> &str {
 
 // === Review ===
 //
-// One `RateLimit` message: what the module refuses in it. The module itself checks more, such as
-// regular expressions, and says the place of each fault.
+// Reviews one `RateLimit` message for parts that the module refuses. The module itself checks more,
+// such as regular expressions, and says the place of each fault.
 
 /// Extensions that the module knows.
 const INPUTS: [&str; 2] = [
@@ -241,8 +241,8 @@ const OPERATORS: [&str; 9] = [
 /// The action that names Envoy's own cluster.
 const SOURCE_CLUSTER: &str = "source_cluster";
 
-/// Notes what the module refuses. The name of Envoy's own cluster, which it cannot see, is written
-/// out if `node_cluster` says it.
+/// Notes the parts that the module refuses. The module cannot see the name of Envoy's own cluster,
+/// so the name is written out if `node_cluster` says it.
 fn review(limit: &mut Value, at: &Trail, node_cluster: Option<&str>, findings: &mut Findings) {
     for (number, action) in items_mut(limit, "actions") {
         let at = at.field("actions").item(number);
@@ -274,7 +274,7 @@ fn review(limit: &mut Value, at: &Trail, node_cluster: Option<&str>, findings: &
     }
 }
 
-/// What the module refuses in an action.
+/// Returns the parts of an action that the module refuses, each with its fault.
 fn refused(action: &Value) -> Vec<(&'static str, String)> {
     let mut refused = Vec::new();
     if get(action, SOURCE_CLUSTER).is_some() {

@@ -2,18 +2,18 @@
 //!
 //! The store keeps how many slots each pod has, in use and idle together. An ask states how many
 //! its pod has ([`Slots`]), and the store takes that for the truth: it sets the pod's number and
-//! adds what it lends. So a repeated ask changes nothing, what a lost reply lent comes back with
-//! the next ask, a pod gives slots back by stating fewer, and a store that lost its state is told
-//! it again. A pod that has not asked for [`SLOTS_TTL`] is forgotten, and its slots are lent to
-//! others.
+//! adds the slots that it lends. So a repeated ask changes nothing. Slots of a lost reply come back
+//! with the next ask. A pod gives slots back by stating fewer. A store that lost its state learns
+//! it from the next asks. A pod that has not asked for [`SLOTS_TTL`] is forgotten, and its slots
+//! are lent to others.
 //!
 //! Never more than the limit is lent in all, as long as pods ask in time and the store keeps its
-//! state. What pods state beyond the limit, after a limit was lowered or a state was lost, stands,
-//! since requests that run cannot be undone: nothing is lent until enough of them have ended. An
-//! ask that arrives after a later one of the same pod is out of date: by their numbers
-//! ([`Slots::order`]) the store knows it, changes nothing, and lends nothing. An ask that leaves while
-//! others are out does not state what those may bring. The store knows what they have brought, and
-//! counts what the pod has not received.
+//! state. After a limit was lowered or a state was lost, pods may state more slots than the limit.
+//! These statements stand, since requests that run cannot be undone: nothing is lent until enough
+//! of them have ended. An ask that arrives after a later one of the same pod is out of date: by
+//! their numbers ([`Slots::order`]) the store knows it, changes nothing, and lends nothing. An ask
+//! that leaves while others are out does not state the slots that those may bring. The store knows
+//! which slots it has lent to them, and counts those that the pod has not received.
 //!
 //! # The time of a key
 //!
@@ -92,7 +92,7 @@ const POD_BYTES: usize = 26;
 /// The largest number of slots that a pod states.
 const SLOTS_MAX: u64 = u32::MAX as u64;
 
-/// What the store keeps for one key; nothing where no pod holds a slot.
+/// The store's state of one key; empty where no pod holds a slot.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
     /// The server's time of the last ask, in milliseconds since the Unix epoch.
@@ -103,7 +103,7 @@ pub struct State {
     pods: Vec<Pod>,
 }
 
-/// What a pod holds.
+/// The slots of one pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Pod {
     number: u64,
@@ -143,8 +143,8 @@ pub struct Lent {
     pub is_late: bool,
 }
 
-/// Reads the text that the script stores: the pods that are not forgotten, those with the most slots
-/// first. `None` if it is not one. A count that has moved to another name holds nothing here.
+/// Reads the text that the script stores: the pods that are not forgotten, those with the most
+/// slots first. `None` if it is not one. A count that has moved to another name holds nothing here.
 pub fn holders(state: &[u8]) -> Option<Vec<Holder>> {
     const NUMBERS: usize = 6 + 6;
     if state.starts_with(b"moved ") {
@@ -187,7 +187,7 @@ pub fn step(state: &mut State, now_unix_us: u64, ask: &Ask) -> Grant {
     if others.len() >= PODS_MAX {
         return grant(ask, &Lent { held: held.max(limit_of(ask.limit)), ..lent });
     }
-    // What was lent, and is still on its way to the pod, is the pod's.
+    // Slots that were lent, and are still on their way to the pod, are the pod's.
     let lent_then =
         own.filter(|own| since != order && !is_before(own.order, since)).map_or(0, |own| own.lent);
     let on_its_way = lent_then.saturating_sub(received.min(SLOTS_MAX));
@@ -197,7 +197,7 @@ pub fn step(state: &mut State, now_unix_us: u64, ask: &Ask) -> Grant {
     let slots = stated + tokens;
     state.pods = others;
     if slots > 0 {
-        // What the pod has received was lent, also where the count was lost since.
+        // Slots that the pod has received were lent, even if the count was lost since.
         let lent = (lent_then.max(received.min(SLOTS_MAX)) + tokens).min(SLOTS_MAX);
         state.pods.push(Pod { number, slots, order, lent, seen: at });
     }
@@ -243,8 +243,8 @@ fn limit_of(terms: Limit) -> u64 {
     terms.requests_per_unit.min(SLOTS_MAX)
 }
 
-/// Whether an ask of this number was made before the other one. Numbers begin again at 0, so half of
-/// them count as later.
+/// Whether an ask of this number was made before the other one. Numbers begin again at 0, so half
+/// of them count as later.
 fn is_before(order: u32, other: u32) -> bool {
     (1..1 << 31).contains(&other.wrapping_sub(order))
 }

@@ -1,7 +1,7 @@
-//! A fixed number of tokens in each window. Windows are aligned to the Unix epoch, or are those of
-//! a calendar, and independent of each other, unless a rule carries debts over. Tokens of the next
-//! window may be leased before it begins: they are counted separately, and the next window's count
-//! starts at their number.
+//! A fixed number of tokens in each window. Windows are aligned to the Unix epoch, or follow a
+//! calendar. They are independent of each other, unless a rule carries debts over. Tokens of the
+//! next window may be leased before it begins: they are counted separately, and the next window's
+//! count starts at their number.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ const CARRIED_SECONDS_MAX: u64 = 100 * 365 * 86_400;
 
 static SCRIPT: Script = Script::new(include_str!("fixed_window.lua"));
 
-/// What the store keeps for one key.
+/// The store's state of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
     /// Number of the window that `count` belongs to, as [`Limit::window_at`] counts them.
@@ -126,9 +126,10 @@ pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     }
 }
 
-/// The windows of a calendar that the script is told of, which counts in those of its time that are
-/// among the first three: the pod's estimate may be wrong by one. Each may be continued by the
-/// window after it, and the count of that one, and of the next, has an end.
+/// The number of windows of a calendar that the script's arguments name. The script counts in the
+/// window of its own time, which has to be among the first three: the pod's estimate may be wrong
+/// by one. Each may be continued by the window after it, and the count of that one, and of the
+/// next, has an end.
 const BOUNDARIES: usize = 6;
 
 /// The windows of a calendar for the script, in seconds: the longest, the number of the one before
@@ -162,7 +163,7 @@ fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
 }
 
 /// The state as of the present window. A new window starts with the tokens that were leased ahead
-/// of it, and with what is carried over.
+/// of it, and with the debt that is carried over.
 fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
     let window = window_of(state.map(|state| state.window), now_unix_us, terms);
     let fresh = State { window, count: 0, next: 0, is_marked: false, pays: 0 };
@@ -181,9 +182,10 @@ fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
     state
 }
 
-/// [`State::pays`] after an ask. If the rule carries debts over, each window pays the limit. A limit
-/// of 0 leaves that to the limit before, or pays one token, so that every debt ends. Other asks, such
-/// as those of overrides, leave it as it is, and so does an ask that takes and owes nothing.
+/// [`State::pays`] after an ask. If the rule carries debts over, each window pays the limit. A
+/// limit of 0 leaves the payment to the limit before, or pays one token, so that every debt ends.
+/// Other asks, such as for overrides, leave it as it is, and so does an ask that takes and owes
+/// nothing.
 fn payer(before: State, ask: &Ask) -> u64 {
     let lends_nothing = ask.want == 0 && ask.need == 0 && ask.owed == 0;
     match limit_of(ask.limit) {
@@ -258,8 +260,8 @@ impl State {
         }
     }
 
-    /// The first window after the one that `ask` is for in which a token is left, as a distance from
-    /// the present window. A limit of 0 never has one: the pod asks again in the next window.
+    /// The first window after the one that `ask` is for in which a token is left, as a distance
+    /// from the present window. A limit of 0 never has one: the pod asks again in the next window.
     fn windows_until_token(&self, ask: &Ask) -> u64 {
         let limit = limit_of(ask.limit);
         let begins = self.next.saturating_add(self.carried(ask.limit));

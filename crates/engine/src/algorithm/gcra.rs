@@ -2,9 +2,9 @@
 //! generic cell rate algorithm of ITU-T I.371).
 //!
 //! The state is the time at which all spent tokens are earned back, the *theoretical arrival time*.
-//! Its distance from the present is the **debt**; `n` tokens add `n · window / requests` to it.
-//! Debits round up and credits round down, so that rounding never lends a token: each ask costs
-//! less than one tick too much.
+//! The **debt** is the distance of that time from the present; `n` tokens add
+//! `n · window / requests` to it. Debits round up and credits round down, so that rounding never
+//! lends a token: each ask costs less than one tick too much.
 //!
 //! **A changed limit keeps the count.** A debt is a time, and a limit of another rate earns it back
 //! in another time, so the state says under which limit it was written. The first ask under another
@@ -13,9 +13,9 @@
 //! not fit into a smaller bucket are kept beside it, are paid after the rest, and fit again once a
 //! larger limit asks. A token that is paid in part stays in the debt, which then exceeds the bucket
 //! by less than a token: rounded down it would be leased twice, and rounded up it would never be
-//! paid while limits alternate. Of a leaky bucket the last slot that was leased stays where it is,
-//! and the next one follows it at the new distance. So nothing is forgotten, and limits that
-//! alternate on one key (pods in the middle of a reload, a rollout) admit together at most what a
+//! paid while limits alternate. The last slot that a leaky bucket has leased stays where it is, and
+//! the next one follows it at the new distance. So nothing is forgotten. Limits may alternate on
+//! one key: pods in the middle of a reload, or a rollout. Together they admit at most as much as a
 //! bucket of the larger burst and the larger rate would. A limit that lends nothing, and one whose
 //! largest debt is smaller than the state's, leaves the state in the terms of the limit that wrote
 //! it: the debt is earned back at that rate, and costs are added to it at that rate.
@@ -82,7 +82,7 @@ pub(super) fn moved(ask: &Ask, numbers: &[u64]) -> Option<(Pace, Moved)> {
     (debited && after <= pace.owed_max()).then_some((pace, moved))
 }
 
-/// What the store keeps for one key.
+/// The store's state of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
     /// The theoretical arrival time, in nanoseconds since the Unix epoch. Until the year 2262 it
@@ -91,12 +91,14 @@ pub struct State {
     /// [`Pace::requests`] of the limit that wrote the state; 0 if that is not known, since version
     /// 0.2 did not store it. Then it counts as the asking limit's.
     pub requests: u64,
-    /// Tokens owed beyond what the bucket holds: they were leased under a larger limit. They are
+    /// Tokens owed beyond the bucket's capacity: they were leased under a larger limit. They are
     /// paid while the bucket is full.
     pub beyond: u64,
-    /// [`Pace::tokens_max`] of the bucket that could not hold them. A larger one takes them back.
-    /// Where nothing is owed beyond the bucket, the tokens of a debt that is larger than that of an
-    /// empty bucket, since costs that had been incurred were owed; 0 for a smaller debt.
+    /// Where tokens are owed beyond the bucket: [`Pace::tokens_max`] of the bucket that could not
+    /// hold them. A larger one takes them back.
+    ///
+    /// Where none are owed beyond it: the tokens of a debt that exceeds an empty bucket's, since
+    /// costs that had been incurred were owed; 0 for a smaller debt.
     pub capacity: u64,
 }
 
@@ -128,7 +130,7 @@ pub struct Pace {
     pub requests: u64,
     /// The most tokens that may be available at once; 0 if none ever is.
     pub tokens_max: u64,
-    /// The largest debt: that of an empty bucket, or with the last slot leased.
+    /// The largest debt: of an empty bucket, or of a leaky bucket whose last slot is leased.
     pub debt_max: u64,
     /// Room for tokens at a debt of 0: whole ticks, and parts of a tick, of which `requests` make
     /// one.
@@ -148,7 +150,7 @@ pub struct Move {
     pub want: u64,
     /// As [`Ask::need`](crate::store::Ask::need).
     pub need: u64,
-    /// Whether a denial spends what is left.
+    /// Whether a denial spends the tokens left.
     pub charge_denied: bool,
     /// As [`Ask::owed`](crate::store::Ask::owed).
     pub owed: u64,
@@ -163,7 +165,7 @@ pub struct Moved {
     pub tokens: u64,
     /// The store's time, in microseconds since the Unix epoch.
     pub now_unix_us: u64,
-    /// The debt in ticks after the credit, and with what is owed.
+    /// The debt in ticks after the credit, and with the owed costs.
     pub before: u64,
     /// The debt in ticks after the step.
     pub after: u64,
@@ -226,7 +228,7 @@ impl Pace {
             let state = if lends_nothing { state } else { self.cut_in_place(state, now_unix_us) };
             return self.in_place(state, now_unix_us, by);
         }
-        // What comes back pays first what no bucket of this size would have leased.
+        // Tokens that come back pay first for the tokens owed beyond this bucket.
         let beyond = owed.beyond.saturating_sub(by.back);
         let before = self.credited(owed.debt, by.back.saturating_sub(owed.beyond));
         let (before, beyond) = self.with_owed(before, beyond, by.owed);
@@ -257,8 +259,8 @@ impl Pace {
         (sum.saturating_add(self.cost(beyond)).min(self.owed_max()), 0)
     }
 
-    /// The largest debt that costs which are owed can make, in ticks: [`TICKS_MAX`], or a full bucket
-    /// if that is more. What exceeds it is forgotten.
+    /// The largest debt that costs which are owed can make, in ticks: [`TICKS_MAX`], or a full
+    /// bucket if that is more. A debt that exceeds it is cut to it.
     fn owed_max(&self) -> u64 {
         self.longest().max(self.cost(TOKENS_MAX).min(TICKS_MAX))
     }
@@ -273,10 +275,12 @@ impl Pace {
 
     /// A look, or a pure return, at a state of another limit. The pod may have leased the tokens
     /// before it loaded the present limit, so the state stays in the terms of the limit that wrote
-    /// it: otherwise its debt would be earned back at an old rate until the next request. So does one
-    /// of costs that exceeded a bucket: what fits into the pod's may not fit into the present one.
+    /// it: otherwise its debt would be earned back at an old rate until the next request. A state
+    /// of costs that exceeded a bucket stays too: a debt that fits into the pod's bucket may not
+    /// fit into the present one.
     ///
-    /// So does every ask under a limit that lends nothing, or that would cut the debt.
+    /// A state stays also at every ask under a limit that lends nothing, or that would cut the
+    /// debt.
     fn in_place(&self, state: State, now_unix_us: u64, by: Move) -> (State, Moved) {
         let state = if by.back > 0 { self.credited_in_place(state, by.back) } else { state };
         let owes = by.owed > 0;
@@ -396,7 +400,7 @@ impl Pace {
         }
     }
 
-    /// What `state` owes to this limit.
+    /// The debt of `state` to this limit.
     fn owed(&self, state: State, now_unix_us: u64) -> Owed {
         let now_ns = now_unix_us.saturating_mul(1_000);
         let ahead = state.tat_ns.saturating_sub(now_ns);
@@ -443,7 +447,7 @@ impl Pace {
         Owed { debt, beyond: 0, capacity: self.excess(debt), ..owed }
     }
 
-    /// The same tokens in this limit's bucket, as many as fit, the others beyond it.
+    /// Puts the same tokens into this limit's bucket, as many as fit, and the others beyond it.
     fn tokens_owed(&self, rate: Rate, debt_us: u64, beyond: u64) -> Owed {
         let whole = rate.whole(debt_us).min(TOKENS_MAX);
         let part_us = debt_us.saturating_sub(rate.worth(whole).0);
@@ -505,8 +509,8 @@ const TOKENS_MAX: u64 = AMOUNT_MAX;
 // === impl Rate ===
 
 impl Rate {
-    /// The time until the debt of a state of this rate is paid, in microseconds, and the tokens that
-    /// are owed beyond the bucket: a bucket that is full pays them, by whole tokens.
+    /// The time until the debt of a state of this rate is paid, in microseconds, and the tokens
+    /// that are owed beyond the bucket: a bucket that is full pays them, by whole tokens.
     fn ahead(self, state: State, now_unix_us: u64) -> (u64, u64) {
         let now_ns = now_unix_us.saturating_mul(1_000);
         let ahead_us = state.tat_ns.saturating_sub(now_ns).div_ceil(1_000);
@@ -540,7 +544,7 @@ impl Rate {
 // === impl State ===
 
 impl State {
-    /// Whether costs made the debt larger than that of an empty bucket.
+    /// Whether costs made the debt exceed an empty bucket's.
     fn is_excess(&self) -> bool {
         self.beyond == 0 && self.capacity > 0
     }

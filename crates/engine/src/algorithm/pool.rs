@@ -29,7 +29,7 @@ pub(super) static STEPS: Steps = Steps {
 
 pub(super) static SCRIPT: Script = Script::new(include_str!("pool.lua"));
 
-/// What the store keeps for one pool.
+/// The store's state of one pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct State {
     /// The epoch of the tokens' lease; the oldest one if epochs are times.

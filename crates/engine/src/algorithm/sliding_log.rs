@@ -31,8 +31,8 @@ pub(super) static COUNTING: Counting = Counting {
 
 static SCRIPT: Script = Script::new(include_str!("sliding_log.lua"));
 
-/// What the store keeps for one key: when each token was leased, in microseconds since the Unix
-/// epoch, oldest first. At most `ENTRIES_MAX` entries.
+/// The store's state of one key: when each token was leased, in microseconds since the Unix epoch,
+/// oldest first. At most `ENTRIES_MAX` entries.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
     times: VecDeque<u64>,
@@ -129,7 +129,7 @@ fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     (debited && in_order && entries <= ENTRIES_MAX).then(|| grant(ask, &logged))
 }
 
-/// The limit, cut to what a log may hold.
+/// The limit, cut to the number of entries that a log may hold.
 fn limit_of(terms: Limit) -> u64 {
     terms.requests_per_unit.min(ENTRIES_MAX)
 }

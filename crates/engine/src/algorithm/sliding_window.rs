@@ -30,14 +30,14 @@ pub(super) static COUNTING: Counting = Counting {
 
 static SCRIPT: Script = Script::new(include_str!("sliding_window.lua"));
 
-/// What the store keeps for one key.
+/// The store's state of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
     /// Number of the window that `count` belongs to: `unix seconds / window seconds`.
     pub window: u64,
     /// Tokens leased in it and not given back, at most `COUNT_MAX`.
     pub count: u64,
-    /// The same count for the window before.
+    /// Tokens leased in the window before and not given back, at most `COUNT_MAX`.
     pub previous: u64,
 }
 
@@ -100,8 +100,8 @@ fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     (debited && is_counted && is_present).then(|| grant(ask, tokens, now_unix_us, state))
 }
 
-/// Microseconds in the unit that a window is divided into: 1, or those of a second if the window is
-/// longer than a day.
+/// Microseconds in the unit that a window is divided into: one microsecond, or a second if the
+/// window is longer than a day.
 fn part_us(terms: Limit) -> u64 {
     if window_seconds(terms) <= FINE_SECONDS_MAX { 1 } else { MICROS_PER_SECOND }
 }

@@ -124,7 +124,7 @@ proptest! {
         let after = ends_us.max(now) + later;
         // The store forgets the key, whatever the limit is by then.
         for requests_per_unit in [limit.requests_per_unit, 1, 1_000] {
-            // A smaller limit pays off in more windows what is carried.
+            // A smaller limit pays off the carried debt in more windows.
             let requests_per_unit = if carry_debt { limit.requests_per_unit } else { requests_per_unit };
             let look = Ask { limit: Limit { requests_per_unit, ..limit }, carry_debt, ..look };
             let (_, with) = step(Some(state.clone()), after, &look);
@@ -210,8 +210,8 @@ fn token_us(limit: Limit) -> u64 {
     window_us(limit) / limit.requests_per_unit
 }
 
-/// The most tokens that may be lent from `from` to `to` (microseconds), both included, if the
-/// largest amounts of `limits` were those of one limit.
+/// The most tokens that may be lent from `from` to `to` (microseconds), both included, if one limit
+/// had the largest amounts of `limits`.
 fn most_between(limits: &[Limit], from: u64, to: u64) -> u128 {
     let most = |amount: fn(&Limit) -> u64| u128::from(limits.iter().map(amount).max().unwrap());
     let rate = most(|limit| limit.requests_per_unit);
@@ -288,7 +288,7 @@ proptest! {
                 let (next, grant) = step(state, NOON, &Ask { need, ..look(limit) });
                 state = Some(next);
                 if !matches!(limit.algorithm, Algorithm::LeakyBucket { .. }) {
-                    // What a debit was rounded up to stays: less than a token.
+                    // The part of a token by which a debit was rounded up stays.
                     let left = limit.capacity().saturating_sub(spent);
                     prop_assert!(
                         grant.left <= left && grant.left + 1 >= left,
@@ -315,7 +315,7 @@ proptest! {
         }
     }
 
-    /// A pod that has loaded another limit, or not yet, gives back what it leased.
+    /// A pod that has loaded another limit, or not yet, gives back tokens that it leased.
     #[test]
     fn tokens_that_return_under_another_limit_count_as_under_the_one_that_was_asked_last(
         limits in any_limits(), spent in any::<proptest::sample::Index>(), returned in 1..9u64,
@@ -337,8 +337,8 @@ proptest! {
     }
 
     /// A token bucket's next token comes within the time of one token of the limit that asks, or of
-    /// two if a larger bucket was in debt with more than this one holds, whatever the earlier
-    /// limits were, and not before it was said to.
+    /// two if a larger bucket was in debt with more than this one holds. That is so whatever the
+    /// earlier limits were. The token does not come before the announced time.
     #[test]
     fn a_changed_limit_acts_at_once_and_says_when(
         (limits, history) in any_changing_history(), others in 0..3u64,

@@ -23,17 +23,19 @@ const PARTITION_BYTES: usize = 256 * 1024;
 /// to what links can address: some 25 GiB in all.
 const PARTITIONS_MAX: usize = 4096;
 
-/// The share of the budget for the entries in the reserved region: a sixteenth, up to the number of
-/// entries below.
+/// The entries of the reserved region may take the budget divided by this, up to [`RESERVED_MAX`]
+/// entries.
 const RESERVED_DIVISOR: usize = 16;
+
+/// The largest number of entries in the reserved region.
 const RESERVED_MAX: usize = 1024;
 
 /// A map from [`Key`] to `V` that never allocates more than its budget.
 ///
 /// The budget covers the memory of all entries, used or not, the links that find them, and this
-/// struct with its locks, but not what the allocator rounds up. What entries hold on the heap
-/// ([`Entry::heap`]) has a separate limit in addition to the budget, since it belongs to requests in
-/// progress and not to keys.
+/// struct with its locks, but not the bytes by which the allocator rounds up. The heap memory of
+/// entries ([`Entry::heap`]) has a separate limit in addition to the budget, since it belongs to
+/// requests in progress and not to keys.
 ///
 /// A full table reuses the entry of an idle key for a new key. Entries of the *reserved* region
 /// are never evicted in this way: they are few, and keys that fill the table cannot displace them.
@@ -117,10 +119,10 @@ impl<V: Entry> Table<V> {
     /// Runs `visit` on the entry of `key`, which `make` makes if there is none. If the new entry
     /// evicts another, the other is returned so that its tokens can be given back.
     ///
-    /// `visit` may add `room` bytes to what the entry holds on the heap; anything beyond that may
-    /// be shed again ([`Entry::shed`]), so that there is always room for other entries. `visit`
-    /// runs under the lock of a partition: it must be short and must not call the table. The work
-    /// is bounded: a key is found on its chain of about two entries, an eviction checks at most 64
+    /// `visit` may add `room` bytes to the heap memory of the entry; anything beyond that may be
+    /// shed again ([`Entry::shed`]), so that there is always room for other entries. `visit` runs
+    /// under the lock of a partition: it must be short and must not call the table. The work is
+    /// bounded: a key is found on its chain of about two entries, an eviction checks at most 64
     /// entries, and some ten times in the life of a partition an insert links its entries again.
     ///
     /// # Errors
@@ -224,7 +226,7 @@ impl<V: Entry> Table<V> {
         self.evictions.load(Ordering::Relaxed)
     }
 
-    /// Runs `visit`. The entry keeps heap memory beyond what was counted for it if there is room.
+    /// Runs `visit`. The entry keeps heap memory beyond the bytes counted for it if there is room.
     fn visit<R>(&self, entry: &mut V, mut counted: usize, visit: impl FnOnce(&mut V) -> R) -> R {
         let visited = visit(entry);
         if let Some(grown) = entry.heap().checked_sub(counted).filter(|grown| *grown > 0) {
@@ -289,9 +291,9 @@ impl Heap {
 // One partition of the table: entries are stored in chunks and found by chains of links.
 //
 // No entry is ever moved to grow: chunks are added until the partition is full. Chains are added
-// too, so that there is one for each entry at least, and that those of few keys lie close together
-// in the caches of the CPU. So the memory of a partition matches its entries; chains stay when
-// entries go.
+// too, so that there is one for each entry at least, and that the chains of few keys lie close
+// together in the caches of the CPU. So the memory of a partition matches its entries; chains stay
+// when entries go.
 
 /// Number of entries that are allocated together. It is small, since the last chunk of each
 /// partition is half empty on average.
@@ -438,9 +440,10 @@ impl<V: Entry> Partition<V> {
         }
     }
 
-    /// Of a few entries from the hand on that are not busy: one that holds no information any more,
-    /// or else the one that was used least recently. The hand moves past all entries that were
-    /// checked, so that every entry gets its turn and busy ones are not checked again each time.
+    /// Finds the entry to evict, among a few entries from the hand on that are not busy: one that
+    /// holds no information any more, or else the one that was used least recently. The hand moves
+    /// past all entries that were checked, so that every entry gets its turn and busy ones are not
+    /// checked again each time.
     fn find_victim(&mut self, now: Time) -> Option<usize> {
         let mut best: Option<((bool, Reverse<Duration>), usize)> = None;
         let mut idle = 0;
@@ -500,8 +503,9 @@ impl<V: Entry> Partition<V> {
         Ok(())
     }
 
-    /// At least doubles the number of chains, and links all entries again. The last time is when the
-    /// partition is half full at most, so that its budget has room for the old heads beside the new.
+    /// At least doubles the number of chains, and links all entries again. The last time is when
+    /// the partition is half full at most, so that its budget has room for the old heads beside the
+    /// new.
     fn add_chains(&mut self) -> Result<(), TryReserveError> {
         let doubled = (2 * self.len).max(CHUNK);
         let count = if 2 * doubled > self.len_max { self.len_max } else { doubled };

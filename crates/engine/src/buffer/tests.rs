@@ -205,7 +205,7 @@ fn a_third_lease_joins_the_two_that_end_first() {
     assert_eq!(newest.map(|lease| (lease.tokens, lease.epoch)), Some((5, 200)));
 }
 
-/// Of leases that end together, any may have the lowest epoch: of asks that leave together, the
+/// Any of the leases that end together may have the lowest epoch: of asks that leave together, the
 /// store may take the last one first. Where a token returns under a later epoch than its own, the
 /// store credits it although time has paid for it already.
 #[test]

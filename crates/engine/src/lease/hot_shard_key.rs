@@ -26,16 +26,21 @@ const TAKES_OVER: f64 = 1.5;
 /// key below its share, so that under a steady load the flag comes and goes.
 const COOL: Duration = Duration::from_secs(600);
 
-/// Maximum number of keys of which it is known when they were hot.
+/// The largest number of keys whose last hot time is kept.
 const KNOWN_MAX: usize = 16;
 
-/// How far back asks count: ten seconds, less what remains of the present interval.
+/// How far back asks count: ten seconds, less the rest of the present interval.
 const SPAN: Duration = Duration::from_secs(10);
+
+/// The number of intervals of the span.
 const INTERVALS: usize = 5;
+
+/// The length of one interval.
 const INTERVAL: Duration = Duration::from_secs(SPAN.as_secs() / INTERVALS as u64);
 
 /// Sets of each interval's sketch: 64 counters. The count of a key may be too low by an eighth of
-/// what its set has seen, which is some 1 / 64 of all asks except those of the hottest keys.
+/// the asks that its set has seen. A set sees some 1 / 64 of all asks except those for the hottest
+/// keys.
 const SETS: usize = 8;
 
 /// A key that makes up a large share of a shard's asks.
@@ -43,7 +48,7 @@ const SETS: usize = 8;
 pub struct HotKey {
     /// The key.
     pub key: Key,
-    /// Its share of the shard's asks of the last ten seconds, 0 to 1.
+    /// The key's share of the shard's asks of the last ten seconds, 0 to 1.
     pub share: f64,
     /// Number of asks for the key since it was flagged, whose replies say that the key is hot.
     pub relieved: u64,

@@ -15,10 +15,12 @@ use crate::rng::shortened;
 use crate::store::{Ask, Grant, Purpose, StoreError};
 use crate::time::Time;
 
-/// A shard is stalled once it has been silent for this many round trips, for at least `STALL_MIN`,
-/// since scheduling alone takes a few milliseconds on a busy machine, and for as long as every
-/// request waits (`wait_min`).
+/// A shard is stalled once it has been silent for this many round trips. The silence lasts at least
+/// [`STALL_MIN`], and at least as long as every request waits (`wait_min`).
 const STALL_TRIPS: u32 = 4;
+
+/// The shortest silence of a stalled shard: scheduling alone takes a few milliseconds on a busy
+/// machine.
 const STALL_MIN: Duration = Duration::from_millis(50);
 
 /// The round trip that is assumed before the first measurement.
@@ -53,7 +55,7 @@ pub struct ShardSnapshot {
 pub(super) struct Shard {
     /// The name of its store.
     store: Arc<str>,
-    /// Its number, by [`crate::store::Store::shard`].
+    /// The number of the shard, by [`crate::store::Store::shard`].
     shard: usize,
     admission: Mutex<Admission>,
     /// In nanoseconds. The last round trip if it took longer than the average, else a moving
@@ -117,7 +119,7 @@ impl Shard {
         self.admission.lock().moves.admits(now);
     }
 
-    /// Records what became of a visit: `None` if that is not known.
+    /// Records the outcome of a visit; `None` if that is not known.
     pub(super) fn note_visit(&self, outcome: Option<Result<(), &StoreError>>, now: Time) {
         let rng = rng(self.shard as u64, now);
         let Admission { moves, last_failure, .. } = &mut *self.admission.lock();
@@ -276,18 +278,25 @@ fn rng(seed: u64, now: Time) -> u64 {
 /// Consecutive failures that open the breaker (`docs/design.md`, When Redis is away).
 const IN_A_ROW_MAX: u32 = 5;
 
-/// The breaker also opens when more than half of the asks of this span failed.
+/// The time over which the breaker counts failures: it also opens when more than half of the asks
+/// of this span failed.
 const SPAN: Duration = Duration::from_secs(10);
+
+/// The number of parts of the span: one for each second.
 const SECONDS: usize = 10;
+
+/// The length of one part of the span.
 const SECOND: Duration = Duration::from_secs(SPAN.as_secs() / SECONDS as u64);
 
 /// With fewer asks in the span than this, the share of failures is ignored.
 const SPAN_ASKS_MIN: u32 = 20;
 
-/// Waits before a probe: the first wait, which doubles with each probe that fails, and the largest.
-/// Leases should resume within a second of the shard's return. The first probe may only find that
-/// the shard has moved, so the largest wait leaves time to read the slot map and for another probe.
+/// The wait before the first probe; it doubles with each probe that fails. Leases should resume
+/// within a second of the shard's return.
 const WAIT_FIRST: Duration = Duration::from_millis(100);
+
+/// The longest wait before a probe: half of that second. The first probe may only find that the
+/// shard has moved, so time is left to read the slot map and for another probe.
 const WAIT_LAST: Duration = Duration::from_millis(500);
 
 /// A probe without an outcome after this time was never sent. This is longer than an exchange may
@@ -519,7 +528,7 @@ impl Budget {
         self.left = (self.left - 1.0).max(-burst);
     }
 
-    /// Adds what has accrued. Returns the budget's capacity.
+    /// Adds the asks earned since the last refill. Returns the budget's capacity.
     fn refill(&mut self, pods: u32, now: Time) -> f64 {
         let rate = f64::from(rate(pods));
         let burst = rate / BURST_DIVISOR;
@@ -552,7 +561,7 @@ pub struct ShardCounters {
     pub shard: usize,
     /// Asks for tokens that were sent.
     pub asks: u64,
-    /// Of those, the number that were answered, even with no token.
+    /// The number of these asks that were answered, even with no token.
     pub grants: u64,
     /// Asks that were sent only to give unspent tokens back.
     pub returns: u64,
@@ -623,8 +632,10 @@ impl AtomicShardCounters {
 // === How long a shard has been silent while asks are out. Pure: time is an argument ===
 
 /// A timer that is later than this shows that this process was held up, by CPU throttling or a
-/// stop. Replies that came meanwhile are read within `GRACE`.
+/// stop.
 const HELD_UP: Duration = Duration::from_millis(10);
+
+/// Replies that came while this process was held up are read within this time.
 const GRACE: Duration = Duration::from_millis(20);
 
 /// A silence of this length counts as a stall even if this process was held up.

@@ -1,10 +1,10 @@
 //! How many tokens to ask for. Pure: the demand is measured from times that are passed as
 //! arguments.
 //!
-//! `G = max(min(max(min(λ·T, run/2), ε·L/n), φ·left/n, max), waiting, 1)`, where λ is the pod's
-//! demand, T how long a lease should last, run the hits since the key was last idle, and n the
-//! number of pods that draw on the key. `docs/decisions/0019` explains each part of the formula,
-//! and what else was tried.
+//! `G = max(min(max(min(λ·T, run/2), ε·L/n), φ·left/n, max), waiting, 1)`. Here λ is the pod's
+//! demand, and T the time that a lease should last. `run` is the number of hits since the key was
+//! last idle, and n the number of pods that draw on the key. `docs/decisions/0019` explains each
+//! part of the formula, and which others were tried.
 
 use std::num::NonZeroU8;
 use std::time::Duration;
@@ -16,30 +16,36 @@ use crate::time::{CompactU64, Time};
 /// ε: the fraction of a limit that may lie unspent in the whole fleet, whatever the demand.
 pub const UNSPENT_ALLOWANCE: f64 = 0.005;
 
-/// A token is held before a request wants it only while this pod's part of what remains is at least
-/// this many tokens. With fewer, other pods would miss the token when the count is empty.
+/// A token is held before a request wants it only while this pod's part of the remaining tokens is
+/// at least this many. With fewer, other pods would miss the token when the count is empty.
 const HELD_AHEAD_MIN: f64 = 1.5;
 
 /// The expected length of a burst: demand that only the faster average has seen does not count as
 /// demand of seconds yet.
 const BURST: Duration = Duration::from_millis(250);
 
-/// A lease is at most what was used since the key was last idle, divided by this. So returning what
-/// a short burst leaves costs no more calls than the burst's leases saved.
+/// A lease is at most the hits since the key was last idle, divided by this. So the calls that
+/// return the unspent tokens of a short burst are no more than the calls that its leases saved.
 const RUN_PART: u64 = 2;
 
 /// Leases are long, whatever part of the limit remains, while the total that pods like this one
-/// would hold is no more than this fraction of what remains.
+/// would hold is no more than this fraction of the remaining tokens.
 const HARMLESS_PART: f64 = 0.1;
 
-/// For a key that weighs on its shard: factors by which its leases last longer, and by which they
-/// may be a larger part of what remains.
+/// For a key that weighs on its shard: the factor by which its leases last longer.
 const RELIEF_SPAN: u32 = 4;
+
+/// For a key that weighs on its shard: the factor by which its leases may be a larger part of the
+/// remaining tokens.
 const RELIEF_PART: f64 = 2.0;
 
-/// T while more than half of the limit remains, while more than a fifth remains, and below that.
+/// T while more than half of the limit remains.
 const SPAN_LONG: Duration = Duration::from_secs(2);
+
+/// T while more than a fifth of the limit remains, and at most half.
 const SPAN_MIDDLE: Duration = Duration::from_millis(250);
+
+/// T while at most a fifth of the limit remains.
 const SPAN_SHORT: Duration = Duration::from_millis(50);
 
 /// The inputs that determine the size of a lease.
@@ -64,9 +70,9 @@ pub struct LeaseSize {
     /// The time that an ask takes: a lease that lasts no longer is used up before the next one
     /// arrives.
     pub round_trip: Duration,
-    /// Number of pods to share with, at least 1: all pods that may use the key or, once that has
-    /// been observed, the reciprocal of this pod's part of what the fleet draws. Too small a number
-    /// strands tokens, too large a number costs round trips.
+    /// Number of pods to share with, at least 1: all pods that may use the key or, once the fleet's
+    /// draw has been observed, the reciprocal of this pod's part of it. Too small a number strands
+    /// tokens, too large a number costs round trips.
     pub pods: f64,
     /// The key weighs on its shard, so it gets fewer and larger leases.
     pub relief: bool,
@@ -109,7 +115,7 @@ impl LeaseSize {
 
     /// φ·remaining/n. The inflow until the next ask is shared too: a bucket that is kept empty has
     /// nothing left, but still serves its rate. Only the fraction φ of the bucket's capacity counts
-    /// as inflow, or pods would hold ahead what the bucket needs for a burst.
+    /// as inflow, or pods would hold ahead the tokens that the bucket needs for a burst.
     fn part_of_remaining(&self) -> f64 {
         let fraction = f64::from(self.terms.fraction);
         let inflow = self.inflow * SPAN_SHORT.as_secs_f64();
@@ -120,8 +126,8 @@ impl LeaseSize {
     }
 
     /// ε·L/n: the number of tokens that this pod may hold of an unused key. Where tokens come back
-    /// by themselves, those of a lease that ends unspent are lost, so the allowance is a part of
-    /// what comes in during one lease.
+    /// by themselves, the tokens of a lease that ends unspent are lost, so the allowance is a part
+    /// of the inflow during one lease.
     pub fn unspent_allowance(&self) -> f64 {
         let whole = match self.lasts {
             Some(lasts) if self.inflow > 0.0 => {
@@ -165,7 +171,8 @@ impl LeaseSize {
         }
     }
 
-    /// Whether long leases of this demand, by all pods, would be only a small part of what remains.
+    /// Whether long leases of this demand, by all pods, would be only a small part of the remaining
+    /// tokens.
     fn is_harmless(&self) -> bool {
         let span = self.lasts.map_or(SPAN_LONG, |lasts| lasts.min(SPAN_LONG));
         let held = self.demand.max(self.burst) * span.as_secs_f64() * self.pods.max(1.0);

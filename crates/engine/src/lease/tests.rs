@@ -15,16 +15,16 @@ use super::*;
 use crate::store::memory::MemoryStore;
 use crate::store::{GrantFuture, PodCountFuture, Purpose};
 
-/// What happens to an ask.
+/// The fate of an ask.
 #[derive(Debug, Clone, PartialEq)]
 enum Fate {
-    /// It is answered once the gate lets it pass, one permit each.
+    /// The ask is answered once the gate lets it pass, one permit each.
     Gated,
-    /// It is answered after this long.
+    /// The ask is answered after this long.
     After(Duration),
-    /// It fails after this long.
+    /// The ask fails after this long.
     Fails(Duration, StoreError),
-    /// It is never answered.
+    /// The ask is never answered.
     Never,
 }
 

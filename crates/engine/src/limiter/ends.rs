@@ -1,7 +1,7 @@
-//! How starts end: what they held goes back to its key, or is charged.
+//! How starts end: the tokens that they held go back to their key, or are charged.
 //!
 //! Hits that a failure mode admitted and that are owed stay counted, whatever the request costs: a
-//! lease pays for them, and which tokens those are is not known.
+//! lease pays for them, and with which tokens is not known.
 
 use std::sync::atomic::Ordering;
 
@@ -20,13 +20,15 @@ use crate::verdict::AppliedLimit;
 // === impl Limiter ===
 
 impl Limiter {
-    /// Notes that a connection from `origin` is open; returns who owns what its calls start.
+    /// Notes that a connection from `origin` is open; returns the owner of the requests that its
+    /// calls start.
     pub fn connect(&self, origin: Origin) -> Owner {
         self.shared.owners.connect(origin, self.shared.clock.now())
     }
 
-    /// Notes that a connection of `owner` is closed. What the owner has started is released once the
-    /// last one was closed by its client, for [`Options::start_grace`](super::Options::start_grace).
+    /// Notes that a connection of `owner` is closed. Once the client has closed the last one, and
+    /// [`Options::start_grace`](super::Options::start_grace) has passed, the starts of the owner
+    /// are released.
     pub fn disconnect(&self, owner: Owner, by: ClosedBy) {
         self.shared.owners.disconnect(owner, by, self.shared.clock.now());
     }
@@ -41,9 +43,9 @@ impl Limiter {
         self.shared.owners.disconnect_node(node, by, self.shared.clock.now());
     }
 
-    /// Ends the request of this id, which has cost `cost` hits; `None` if that is not known. Returns
-    /// whether a start of it is open. The end of an unknown one is remembered for some seconds, since
-    /// it may come before its start.
+    /// Ends the request of this id, which has cost `cost` hits; `None` if that is not known.
+    /// Returns whether a start of it is open. The end of an unknown one is remembered for some
+    /// seconds, since it may come before its start.
     pub fn end_start(&self, id: &str, cost: Option<u64>, node: Node) -> bool {
         let Shared { starts, owners, clock, options, .. } = &*self.shared;
         let now = clock.now();
@@ -57,8 +59,8 @@ impl Limiter {
         true
     }
 
-    /// Notes that the request of this id was denied, by the access log of `node`: what other filters of
-    /// that Envoy have started for it ends.
+    /// Notes that the request of this id was denied, by the access log of `node`. The starts that
+    /// other filters of that Envoy have made for it end.
     pub fn end_denied(&self, id: &str, node: Node) {
         let Shared { starts, owners, clock, options, .. } = &*self.shared;
         let now = clock.now();
@@ -67,8 +69,8 @@ impl Limiter {
         self.shared.end_holds(&held, End::Charged, now);
     }
 
-    /// Notes that the request of this id runs, by the access log of `node`. Returns whether a start of
-    /// it is open.
+    /// Notes that the request of this id runs, by the access log of `node`. Returns whether a start
+    /// of it is open.
     pub fn note_alive(&self, id: &str, node: Node) -> bool {
         let Shared { starts, owners, clock, options, .. } = &*self.shared;
         let now = clock.now();
@@ -77,8 +79,8 @@ impl Limiter {
         owner.inspect(|owner| owners.prove(*owner)).is_some()
     }
 
-    /// Undoes a start whose answer has not reached its Envoy: all that it holds goes back. Where Envoys
-    /// send their access logs, the cost of the request is charged all the same, if it ran.
+    /// Undoes a start whose answer has not reached its Envoy: all that it holds goes back. Where
+    /// Envoys send their access logs, the cost of the request is charged all the same, if it ran.
     pub fn undo_start(&self, start: StartId) {
         let now = self.shared.clock.now();
         self.shared.undo_starts(start, now, |start, Undone { owner, held, .. }| {
@@ -136,10 +138,10 @@ impl Shared {
         Ok(begun)
     }
 
-    /// Notes that one of `begun` holds what it was charged by `charge`, if its rule says so: the tokens
-    /// `taken` have paid for it, and `alone` of its hits this pod has admitted by itself, and they are
-    /// not owed. The request began to take tokens at `since`. Returns whether it does; if not, slots
-    /// have been put back.
+    /// Notes that one of `begun` holds the tokens charged by `charge`, if its rule says so. The
+    /// tokens `taken` have paid for the charge. This pod has admitted `alone` of its hits by
+    /// itself, and they are not owed. The request began to take tokens at `since`. Returns whether
+    /// it holds them; if not, slots have been put back.
     pub(super) fn hold(
         &self,
         begun: &[StartId],
@@ -166,7 +168,7 @@ impl Shared {
         is_held
     }
 
-    /// Ends what the request of a settlement holds, and gives back what it did not use. Returns the
+    /// Ends the hold of the request of a settlement, and gives back its unused tokens. Returns the
     /// hits that are still to be charged: all of them if it holds nothing.
     pub(super) fn settle_hold(
         &self,
@@ -201,8 +203,8 @@ impl Shared {
         Sender { owner, remembers, is_logging: self.owners.has_nodes() }
     }
 
-    /// Ends what the request of a descriptor holds that no rule limits any more, and charges the rest of
-    /// its cost to what it was charged to at its start.
+    /// Ends the hold of a request's descriptor that no rule limits any more, and charges the rest
+    /// of its cost to the key and limit charged at its start.
     pub(super) fn end_without_rule(&self, request: &Request<'_>, at: usize, by: Owner, now: Time) {
         let Some(id) = self.id_of_end(request, at) else { return };
         let settled = self.starts.settle(id, self.sender(by, true), now);
@@ -213,8 +215,8 @@ impl Shared {
         self.end_hold(&hold, End::Cost(cost), now);
     }
 
-    /// The id that the descriptor `at` ends, if it is marked as an end: that of the first of its entries
-    /// which names an open start. Its rule is gone, or has no `hold` any more.
+    /// The id that the descriptor `at` ends, if it is marked as an end: the id in the first of its
+    /// entries which names an open start. The descriptor's rule is gone, or has no `hold` any more.
     pub(super) fn id_of_end(&self, request: &Request<'_>, at: usize) -> Option<HoldId> {
         let descriptor = request.descriptors.get(at)?;
         let [before @ .., last] = &descriptor.entries[..] else { return None };
@@ -294,8 +296,8 @@ impl Shared {
         self.starts.keep_unanswered(start, owner, costs.map(blank).collect(), now);
     }
 
-    /// Puts back what a request held and did not use, or gives it back to the store if the key has
-    /// another lease. It was still held at `now`. Returns the state of the key after it, if it has one.
+    /// Puts back the tokens that a request held at `now` and did not use, or gives them back to the
+    /// store if the key has another lease. Returns the state of the key after that, if it has one.
     pub(super) fn give_back_unspent(&self, unspent: &Unspent, now: Time) -> Option<Attempt> {
         let Unspent { key, limit, tokens, alone, .. } = *unspent;
         if tokens.tokens == 0 && alone == 0 {
@@ -323,7 +325,7 @@ impl Shared {
 // === impl Resolved ===
 
 impl Resolved<'_> {
-    /// The id under which it holds what it takes, if it holds anything.
+    /// The id under which the charge is held, if it is held.
     pub(super) fn hold_id(&self) -> Option<HoldId> {
         match self {
             Self::Charged(charge) => charge.hold_id(),

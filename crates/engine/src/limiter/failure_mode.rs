@@ -115,9 +115,9 @@ impl Shared {
         self.failure_modes.answer(charge, self.pods_of(charge), shard, now, why)
     }
 
-    /// The answer to a charge of slots, where the mode admits any: `local` this pod's part of the
-    /// limit, less the slots that are in use here, and `allow` all. What is admitted is in use until
-    /// its request ends, as a slot that was leased.
+    /// The answer to a charge of slots, where the mode admits any. `local` admits this pod's part
+    /// of the limit, less the slots that are in use here; `allow` admits all. An admitted slot is
+    /// in use until its request ends, as a slot that was leased.
     fn slots_alone(&self, charge: &Charge<'_>, now: Time) -> Option<Attempt> {
         let limit = charge.applied.limit;
         let mode = charge.failure_mode();
@@ -149,8 +149,8 @@ impl Shared {
     ///
     /// # Errors
     ///
-    /// The key is known to be used up, by a reply that came after it was last looked at: the denial,
-    /// in place of what `local` admitted.
+    /// The denial of the charge, which `local` had admitted: by a reply that came after the key was
+    /// last looked at, the key is known to be used up.
     pub(super) fn note_debt(
         &self,
         charge: &Charge<'_>,
@@ -181,8 +181,9 @@ impl Shared {
         Ok(is_owed.then_some(until))
     }
 
-    /// Takes back the debt of a charge that `local` admitted and whose request does not pass, unless
-    /// it has ended at `until`. Of what a lease has paid of it, the pod's own count has been told.
+    /// Takes back the debt of a charge that `local` admitted and whose request does not pass,
+    /// unless it has ended at `until`. The pod's own count has already got back the part that a
+    /// lease has paid.
     pub(super) fn cancel_debt(&self, charge: &Charge<'_>, until: Time) {
         let now = self.clock.now();
         if now >= until {

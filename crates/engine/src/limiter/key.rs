@@ -1,7 +1,7 @@
 //! The limiter's state of one key: its buffer, its demand, and the requests that wait.
 //!
-//! In this order: charges; requests that wait; what only few keys need; the next window; asks;
-//! pools; replies and debts; costs that are owed; what is given back; the limit.
+//! In this order: charges; requests that wait; the rare state of few keys; the next window; asks;
+//! pools; replies and debts; unreported costs; tokens that go back; the limit.
 
 mod slots;
 
@@ -34,10 +34,12 @@ use crate::verdict::{AppliedLimit, DecisionSource};
 /// How often a key that holds more than its allowance is checked.
 pub(super) const WATCH_EVERY: Duration = Duration::from_millis(200);
 
-/// An ask that is out for longer than this is overdue: this many round trips, but at least the time
-/// below, since scheduling alone takes a few milliseconds on a busy machine, and as long as
-/// every request may wait.
+/// An ask is overdue once it has been out for this many round trips. The time is at least
+/// [`OVERDUE_MIN`], and at least as long as every request may wait.
 const OVERDUE_ROUND_TRIPS: u32 = 4;
+
+/// The shortest time after which an ask is overdue: scheduling alone takes a few milliseconds on a
+/// busy machine.
 const OVERDUE_MIN: Duration = Duration::from_millis(100);
 
 /// An ask that is out for this long was lost by an internal error, since the lease client answers
@@ -52,8 +54,8 @@ const SHED_PAUSE: Duration = Duration::from_millis(50);
 /// is spent: a flood of other keys must not keep the key denied for good.
 const PROBES_SHED_FOR: Duration = Duration::from_secs(1);
 
-/// State of one key: 88 bytes, since there are many keys. What only few keys have is in
-/// [`ColdState`].
+/// State of one key: 88 bytes, since there are many keys. [`ColdState`] holds the rest, which only
+/// few keys have.
 pub(super) struct KeyState {
     buffer: Buffer<ColdState>,
     /// The rule of the key; `None` for an override.
@@ -169,9 +171,10 @@ impl KeyState {
         self.asking > 0
     }
 
-    /// Charges a cost of so many `hits` that has been incurred, without a wait: the tokens held pay
-    /// for it as far as they go, and the rest is owed to the store, which is asked to count it. A
-    /// debt to a window ends with it at `until`. Returns what is owed more than before.
+    /// Charges a cost of so many `hits` that has been incurred, without a wait. The tokens held pay
+    /// for as much of it as they can. The store is asked to count the rest, which the key owes
+    /// until then; a debt to a window ends with the window, at `until`. Returns the number of hits
+    /// that the key owes more than before.
     pub(super) fn settle(
         &mut self,
         charge: &Charge<'_>,
@@ -216,8 +219,8 @@ impl KeyState {
         Attempt::local(Take::Taken(LeasedTokens::default()), quota)
     }
 
-    /// Credits what `charge` refunds to a lease held here if there is one, else to the store.
-    /// What the lease then holds above the size that the pod would ask for goes on to the store.
+    /// Credits the refund of `charge` to a lease held here if there is one, else to the store. The
+    /// lease may then exceed the size that the pod would ask for: the excess goes on to the store.
     pub(super) fn refund(&mut self, charge: &Charge<'_>, visit: &mut Visit<'_>) {
         let policy = self.policy(visit);
         if !self.try_charge(PendingCharge::of(charge), visit).is_decided() {
@@ -258,7 +261,7 @@ impl KeyState {
         }
     }
 
-    /// What is known about the pods that draw on the key.
+    /// The pods that draw on the key, and how scarce its tokens are, as far as is known.
     fn scarcity(&self, visit: &Visit<'_>) -> Scarcity {
         Scarcity {
             pods: self.pods(visit),
@@ -280,14 +283,14 @@ impl KeyState {
         let limit = self.limit();
         let due = self.debt(now).saturating_add(charge.hits);
         let is_short = self.buffer.is_live(now) && due > self.buffer.remaining(now);
-        // What is left of a sliding window grows continuously.
+        // The remaining tokens of a sliding window grow continuously.
         let lasts = matches!(counting(limit).token, Token::OfWindow | Token::Permit);
         let lasts = lasts && self.buffer.is_sure();
         let known = lasts && is_short && limit == charge.applied.limit;
         known.then(|| self.quota(limit, now))
     }
 
-    /// What is known of the key, for people.
+    /// Returns the state of the key for people to read.
     pub(super) fn view(&self, now: Time) -> KeyView {
         KeyView {
             tokens: self.buffer.tokens(now),
@@ -368,11 +371,13 @@ pub(super) struct Attempt {
     /// Whether the charge was taken or denied. The tokens taken are put back if another descriptor
     /// denies the request; there are none if the charge passes without tokens.
     pub(super) take: Take,
-    /// For a denied charge that spends what was left: the number of those hits, as far as is known.
+    /// For a denied charge that spends the remaining tokens: the number of its hits that they paid
+    /// for, as far as is known.
     pub(super) fitted: u64,
-    /// The state of the key after it; what is known meanwhile if only the store can decide.
+    /// The state of the key after the charge. If only the store can decide: the state as known so
+    /// far.
     pub(super) quota: QuotaSnapshot,
-    /// What decided.
+    /// The source of the decision.
     pub(super) how: DecisionSource,
 }
 
@@ -461,9 +466,9 @@ impl QuotaSnapshot {
 /// at all keys, so that one key cannot keep the others out. Further ones do not wait.
 pub(super) const WAITING_MAX: usize = 16 * 1024;
 
-/// Bytes that a waiting request takes: the item of a waiter in a deque that may be half empty and
-/// is copied when it grows, and the channel of the reply, which tokio allocates (the reply, two
-/// wakers and three counters).
+/// The bytes that a waiting request takes. Its waiter is an item of a deque, which may be half
+/// empty and is copied when it grows. The channel of its reply is allocated by tokio: the reply,
+/// two wakers and three counters.
 const QUEUED_BYTES: usize = 4 * size_of::<Waiter>()
     + size_of::<Option<Result<Attempt, StoreError>>>()
     + 7 * size_of::<usize>();
@@ -494,11 +499,11 @@ struct Waiter {
     sender: oneshot::Sender<Result<Attempt, StoreError>>,
 }
 
-/// What a charge needs from its key.
+/// The needs of a charge from its key.
 #[derive(Debug, Clone, Copy)]
 struct PendingCharge {
-    /// The limit of the charge. Two limits of one window share a count: those of a rule and an
-    /// override, or those of two overrides.
+    /// The limit of the charge. Two limits of one window share a count: a rule's and an override's,
+    /// or two overrides'.
     limit: Limit,
     hits: u64,
     refund: bool,
@@ -586,7 +591,7 @@ impl Waiters {
             needed
         });
         if self.waiters.capacity() / 2 > self.waiters.len() {
-            // The capacity must not exceed what was counted for it.
+            // The capacity must not exceed the bytes counted for these waiters.
             self.waiters.shrink_to_fit();
         }
     }
@@ -635,8 +640,8 @@ impl PendingCharge {
     }
 }
 
-/// The pool of a split key that a pod asks: a different one for each pod, as far as there are enough
-/// pools.
+/// The pool of a split key that a pod asks: a different one for each pod, as far as there are
+/// enough pools.
 #[allow(clippy::cast_possible_truncation, reason = "the lowest byte is what is meant")]
 fn first_pool(pod: u64, key: Key) -> u8 {
     pod.wrapping_add(key.bits()) as u8
@@ -644,8 +649,8 @@ fn first_pool(pod: u64, key: Key) -> u8 {
 
 // === A visit of a key ===
 
-/// A visit of a key, under the lock of its state: what the key needs to know of its pod, and what
-/// the visit leads to, which is done once the lock is released.
+/// A visit of a key, under the lock of its state: the facts about its pod that the key needs, and
+/// the effects of the visit, which follow once the lock is released.
 pub(super) struct Visit<'a> {
     pub(super) key: Key,
     pub(super) now: Time,
@@ -804,7 +809,7 @@ impl ColdState {
 #[derive(Debug, Default)]
 struct Owed {
     hits: u64,
-    /// Of these, the hits that the asks on their way report.
+    /// The number of `hits` that the asks on their way report.
     asked: u64,
     /// When they end uncounted, since their window does.
     until: Time,
@@ -925,8 +930,8 @@ impl KeyState {
     }
 
     /// When to check whether the waiting lease is used, if its window begins soon. The check comes
-    /// some time after the beginning, different for each pod and key, so that what idle keys give
-    /// back does not reach the masters all at once with the window's first asks.
+    /// some time after the beginning, different for each pod and key. So the tokens that idle keys
+    /// give back do not reach the masters all at once with the window's first asks.
     fn checks_next_window_at(&self, visit: &Visit<'_>) -> Option<Time> {
         let begins = self.buffer.cold()?.next_window.as_ref()?.lease.starts;
         let spread = (self.limit().window() / LAST_PART).min(LOOK_WITHIN);
@@ -955,18 +960,18 @@ impl KeyState {
     }
 }
 
-// === What a key asks of the store: how much, when it asks again, and what it returns ===
+// === The asks of a key: their tokens, their time, and the tokens that they return ===
 
 /// The largest number of asks for one key that are out at once, where the store is so far away that
 /// a request cannot wait for one ask after the other.
 const ASKS_MAX: u8 = 8;
 
 impl KeyState {
-    /// The next ask. Its `want` includes what all waiting charges lack, and the debt. Its `need` is
-    /// what one of the charges lacks, which is granted completely or not at all: the first in the
-    /// queue, or the last if other asks are out. Looks ask for no tokens, and requests held to
-    /// another limit are left out.
-    /// Refunds for which no lease was held here go to the store with the ask.
+    /// The next ask. Its `want` includes the tokens that all waiting charges lack, and the debt.
+    /// The `need` is the number that one of the charges lacks: the first in the queue, or the last
+    /// if other asks are out. That number is granted completely or not at all. Looks ask for no
+    /// tokens, and requests held to another limit are left out. Refunds for which no lease was held
+    /// here go to the store with the ask.
     fn make_ask(&mut self, visit: &Visit<'_>) -> Ask {
         let expected = self.expected();
         self.note_asked(visit.now);
@@ -1008,10 +1013,10 @@ impl KeyState {
             }
             _ => missing,
         };
-        // A pool grants what it has, and never denies.
+        // A pool grants the tokens that it has, and never denies.
         let own = pool.is_none();
         let slots = self.stated(visit);
-        // What an ask may bring of slots is noted whoever waits for it.
+        // Slots that an ask may bring are expected even if no request waits for them.
         if needy.is_some() || (slots.is_some() && want > 0) {
             self.buffer.make_cold().expected = expected.saturating_add(want.max(need));
         }
@@ -1110,9 +1115,9 @@ impl KeyState {
         }
     }
 
-    /// Time until the aligned window of a sliding one ends, at most. By this pod's clock, which
-    /// counts from before the ask, it ends up to a round trip too soon: what the store leases
-    /// meanwhile ends at once, and counts against the next window.
+    /// Time until the aligned window of a sliding one ends, at most. This pod's clock counts from
+    /// before the ask, so by it the window ends up to a round trip too soon. A lease that the store
+    /// grants within that time ends at once, and counts against the next window.
     fn rest_of_window(&self, now: Time) -> Duration {
         // A reply that comes after the end says nothing of the key, so its time counts as the end.
         let ended = self.buffer.known_until().max(self.buffer.replied_at());
@@ -1150,7 +1155,7 @@ impl KeyState {
     }
 }
 
-/// Whether what is left of a window grows while it passes.
+/// Whether the remaining tokens of a window grow while it passes.
 fn slides(limit: Limit) -> bool {
     let counting = counting(limit);
     counting.is_windowed && counting.token == Token::Steady
@@ -1250,9 +1255,9 @@ impl KeyState {
         visit.asks.push(Ask { deposit: lease, ..deposit });
     }
 
-    /// Before a change to a rule with fewer pools, asks the pool of this pod for all that it holds,
-    /// if the pod leases from it. The pod gives back what it does not use itself. A pool that no
-    /// pod asks in this way ends with its leases.
+    /// Before a change to a rule with fewer pools: if this pod leases from a pool, asks that pool
+    /// for all its tokens. The pod gives back the tokens that it does not use itself. A pool that
+    /// no pod asks in this way ends with its leases.
     fn empty_pools(&mut self, kept: u8, visit: &mut Visit<'_>) {
         let policy = self.policy(visit);
         let pool = self.pool % policy.pools;
@@ -1278,7 +1283,7 @@ fn is_pooled(policy: &LeasePolicy, size: &LeaseSize) -> bool {
 
 // How a key handles the store's replies: tokens for waiting requests, and the state of its key.
 
-/// What became of hits that a failure mode had admitted.
+/// The outcome for hits that a failure mode had admitted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct DebtOutcome {
     /// Hits that `local` admitted and that a lease has paid for.
@@ -1294,7 +1299,7 @@ impl KeyState {
     /// The limit may have changed while the ask was out. A request that waited for this lease is
     /// served under the limit that the lease was asked for; only then is the next limit's turn.
     ///
-    /// Returns what became of the key's debt.
+    /// Returns the outcome for the key's debt.
     pub(super) fn reply(&mut self, reply: &Reply, visit: &mut Visit<'_>) -> DebtOutcome {
         let mut paid = 0;
         self.note_answered(&reply.ask, visit.now);
@@ -1322,13 +1327,13 @@ impl KeyState {
         debt
     }
 
-    /// What becomes of the debt after a reply that `paid` for a part of it. What `local` admitted
-    /// is owed until its window ends. What `allow` admitted has no bound, so once no ask is out the
-    /// rest of it is not owed.
+    /// Returns the outcome for the debt after a reply that `paid` for a part of it. Hits that
+    /// `local` admitted are owed until their window ends. Hits that `allow` admitted have no bound,
+    /// so once no ask is out the rest of them is not owed.
     fn update_debt(&mut self, paid: u64) -> DebtOutcome {
         match failure_mode_of(self.rule().map(AsRef::as_ref)) {
             FailureMode::Allow if self.asking == 0 => {
-                // Also what ended before the reply: nothing pays for it any more.
+                // Also the debt that ended before the reply: nothing pays for it any more.
                 let unmetered = self.noted_debt();
                 self.set_debt(0);
                 DebtOutcome { unmetered, ..DebtOutcome::default() }
@@ -1368,7 +1373,8 @@ impl KeyState {
         paid
     }
 
-    /// Notes what the fleet drew since the store's last reply, and this pod's part of it.
+    /// Notes how many tokens the fleet drew since the store's last reply, and this pod's part of
+    /// them.
     fn note_draw(&mut self, policy: &LeasePolicy, reply: &Reply, grant: &Grant, now: Time) {
         let same = !counting(policy.limit).is_windowed || grant.epoch == self.buffer.epoch();
         let Some(before) = self.buffer.left(now).filter(|_| same) else {
@@ -1464,11 +1470,11 @@ impl KeyState {
         lease.tokens
     }
 
-    /// Notes `hits` that a failure mode has admitted, for the leases that arrive before `until` to
-    /// pay for, and for what is held already. They are owed only if an ask is out, or if a lease
-    /// `can_pay`, since one was until just now, or was refused for lack of room: else the store is
-    /// away, and what it cannot count is the failure mode's own. The slots of a leaky bucket pass, so
-    /// they pay for nothing.
+    /// Notes `hits` that a failure mode has admitted. The tokens held pay for them, and so do the
+    /// leases that arrive before `until`. They are owed only if an ask is out, or if a lease
+    /// `can_pay`: an ask was out until just now, or was refused for lack of room. Otherwise the
+    /// store is away, and hits that it cannot count are the failure mode's own. The slots of a
+    /// leaky bucket pass, so they pay for nothing.
     pub(super) fn note_debt(
         &mut self,
         hits: u64,
@@ -1488,8 +1494,9 @@ impl KeyState {
         Noted { is_owed: true, unpaid: ended, paid }
     }
 
-    /// Takes `hits` off the debt. What is not owed any more has been paid, or forgotten to free memory:
-    /// which of the two is not known, so it stays counted. Returns how many were not paid.
+    /// Takes `hits` off the debt. Hits that are not owed any more have been paid, or forgotten to
+    /// free memory; which of the two is not known, so they stay counted. Returns how many were not
+    /// paid.
     pub(super) fn cancel_debt(&mut self, hits: u64, now: Time) -> u64 {
         let debt = self.debt(now);
         let unpaid = debt.min(hits);
@@ -1499,18 +1506,19 @@ impl KeyState {
     }
 }
 
-/// What became of hits that a failure mode has admitted.
+/// The outcome of [`KeyState::note_debt`] for hits that a failure mode has admitted.
 pub(super) struct Noted {
     /// A lease has paid for them, or will.
     pub(super) is_owed: bool,
-    /// Hits that no lease will pay for: these, or those of an earlier debt that has ended.
+    /// Hits of an earlier debt that has ended, or these hits if they are not owed: no lease will
+    /// pay for them.
     pub(super) unpaid: u64,
     /// Hits that the tokens held have paid for at once.
     pub(super) paid: u64,
 }
 
-// What a key owes: costs that have been incurred, which the store counts whole. They are reported
-// with the next ask, and again with later ones until the store has counted them.
+// The costs that a key owes: they have been incurred, and the store counts them whole. They are
+// reported with the next ask, and again with later ones until the store has counted them.
 
 impl KeyState {
     /// Notes that `hits` more are owed, to be counted by the store before `until`.
@@ -1529,7 +1537,7 @@ impl KeyState {
         owed.filter(|owed| now < owed.until).map_or(0, |owed| owed.hits)
     }
 
-    /// Unless an ask is out, which another one follows, asks the store to count what is owed.
+    /// Asks the store to count the owed costs, unless an ask is out: another one follows that ask.
     fn ask_for_owed(&mut self, visit: &mut Visit<'_>) {
         if self.asking == 0 && !self.is_suspended(visit.now) {
             visit.asks.push(self.make_ask(visit));
@@ -1545,8 +1553,9 @@ impl KeyState {
         reported
     }
 
-    /// Notes what the store has counted by `reply`. If it may have counted or not, the next ask
-    /// only finds out whether the store answers: an outage must not report one cost many times.
+    /// Notes the costs that the store has counted by `reply`. If the store may or may not have
+    /// counted them, the next ask only finds out whether the store answers: an outage must not
+    /// report one cost many times.
     fn note_reported(&mut self, reply: &Reply) {
         let Some(owed) = self.owed_mut() else { return };
         let reported = reply.ask.owed;
@@ -1563,7 +1572,7 @@ impl KeyState {
         self.trim_owed();
     }
 
-    /// Spends tokens on what is owed and not on its way to the store.
+    /// Spends tokens on the owed costs that no ask on its way reports.
     fn pay_owed(&mut self, kind: LeaseKind, now: Time) {
         let tokens = self.buffer.tokens(now);
         let Some(owed) = self.owed_mut().filter(|owed| now < owed.until) else { return };
@@ -1575,8 +1584,8 @@ impl KeyState {
         }
     }
 
-    /// Forgets an ask that was lost by an internal error, or whose reply a suspended machine has not
-    /// read yet.
+    /// Forgets an ask that was lost by an internal error, or whose reply a suspended machine has
+    /// not read yet.
     fn forget_lost_ask(&mut self, now: Time) {
         if self.asking == 0 || self.buffer.ask_age(now) <= LOST_AFTER {
             return;
@@ -1591,7 +1600,7 @@ impl KeyState {
         }
     }
 
-    /// Removes what is owed and not on its way to the store; returns it.
+    /// Removes the owed costs that no ask on its way reports. Returns their number of hits.
     fn take_unreported(&mut self, now: Time) -> u64 {
         let Some(owed) = self.owed_mut().filter(|owed| now < owed.until) else { return 0 };
         let unreported = owed.hits.saturating_sub(owed.asked);
@@ -1604,7 +1613,7 @@ impl KeyState {
         self.buffer.cold_mut()?.owed.as_deref_mut()
     }
 
-    /// Frees the room for what is owed if nothing is.
+    /// Frees the room for owed costs if nothing is owed.
     fn trim_owed(&mut self) {
         if let Some(cold) = self.buffer.cold_mut() {
             cold.owed.take_if(|owed| owed.hits == 0);
@@ -1612,8 +1621,8 @@ impl KeyState {
         }
     }
 
-    /// Asks for what has to be said to the store in time, of a key that is not watched since too many
-    /// are.
+    /// Reports owed costs, or states slots, for a key that is not watched because too many keys
+    /// are. The store has to learn of both in time.
     pub(super) fn ask_unwatched(&mut self, visit: &mut Visit<'_>) {
         if self.flags.has(Flags::WATCHED) {
             return;
@@ -1632,7 +1641,8 @@ impl KeyState {
     }
 }
 
-// What a key gives back: tokens of another limit, of an idle key, and beyond the expected demand.
+// The tokens that a key gives back: of another limit, of an idle key, and beyond the expected
+// demand.
 
 impl KeyState {
     /// From now on the key holds only tokens of `limit`; the others are returned. If their shard
@@ -1667,10 +1677,11 @@ impl KeyState {
         }
     }
 
-    /// Reports what the key owes, and returns what it holds above its allowance: all of it if the key
-    /// is idle, else what the recent demand will not use, since the measured demand falls only slowly
-    /// after it has moved to another pod. Nothing goes back to a shard that cannot take it. Returns
-    /// when to check the key again; `None` stops watching it.
+    /// Reports the costs that the key owes, and returns the tokens that it holds above its
+    /// allowance. An idle key returns all of them. Another key returns the tokens that the recent
+    /// demand will not use, since the measured demand falls only slowly after it has moved to
+    /// another pod. Nothing goes back to a shard that cannot take it. Returns when to check the key
+    /// again; `None` stops watching it.
     pub(super) fn inspect(&mut self, visit: &mut Visit<'_>) -> Option<Time> {
         if self.is_of_slots() {
             return self.inspect_slots(visit);
@@ -1717,8 +1728,8 @@ impl KeyState {
         self.demand.idle_after().min(latest)
     }
 
-    /// Removes the unspent tokens; the asks, the last ones to this store, return them to it, and
-    /// report what is owed to it.
+    /// Removes the unspent tokens and the unreported costs. The asks, the last ones to this store,
+    /// return the tokens and report the costs.
     pub(super) fn give_back(&mut self, visit: &mut Visit<'_>) {
         let owed = self.take_unreported(visit.now);
         if owed > 0 {
@@ -1731,9 +1742,10 @@ impl KeyState {
         self.give_back_tokens(visit);
     }
 
-    /// The same for a key that has left the table. Of slots nothing goes back: the key may be in the
-    /// table again and have asked before, and of two statements the store believes the later one.
-    /// The store forgets them once this pod has not asked for a time.
+    /// Gives back the tokens of a key that has left the table, and reports its costs, as
+    /// [`KeyState::give_back`] does. Slots do not go back: the key may be in the table again and
+    /// have asked before, and of two statements the store believes the later one. The store forgets
+    /// the slots once this pod has not asked for a time.
     pub(super) fn give_back_evicted(&mut self, visit: &mut Visit<'_>) {
         if self.is_of_slots() {
             self.buffer.drain(visit.now); // counts what has ended
@@ -1742,7 +1754,7 @@ impl KeyState {
         }
     }
 
-    /// Removes the unspent tokens; the asks return them to the store. What the key owes stays.
+    /// Removes the unspent tokens; the asks return them to the store. Costs that the key owes stay.
     pub(super) fn give_back_tokens(&mut self, visit: &mut Visit<'_>) {
         if self.is_of_slots() {
             return self.give_back_idle(visit);
@@ -1768,9 +1780,9 @@ impl KeyState {
         }
     }
 
-    /// Takes in what a request held and did not use, if the key still has the lease of the tokens;
-    /// else they go back to the store, which knows whether they still count. Those of a window that
-    /// is over do not.
+    /// Takes in the tokens that a request held and did not use, if the key still has their lease.
+    /// Otherwise they go back to the store, which knows whether they still count. Tokens of a
+    /// window that is over go nowhere.
     pub(super) fn take_in(&mut self, unspent: &Unspent, visit: &mut Visit<'_>) {
         let tokens = unspent.tokens;
         if self.is_of_slots() {
@@ -1794,8 +1806,8 @@ impl KeyState {
         }
     }
 
-    /// Keeps tokens of a window, even if nothing else is known of the key: what is left of it may
-    /// be more than nothing.
+    /// Keeps tokens of a window, even if nothing else is known of the key: the window may have more
+    /// than no tokens left.
     fn keep(&mut self, lease: LeasedTokens, now: Time) {
         if self.buffer.is_live(now) {
             return self.buffer.put_back(lease, LeaseKind::Windowed, now);
@@ -1820,8 +1832,8 @@ impl KeyState {
         visit.lease_client.takes(&policy.blank_ask(visit.key))
     }
 
-    /// Takes back the tokens of a return that, by `reply`, were not sent; or what is owed, if that
-    /// may not have been counted.
+    /// Takes back the tokens of a return that, by `reply`, were not sent. If the return reports
+    /// costs, they are owed again instead, since the store may not have counted them.
     pub(super) fn take_back_unsent(&mut self, reply: &Reply, visit: &Visit<'_>) {
         if reply.ask.owed > 0 {
             let policy = self.return_policy();
@@ -1875,11 +1887,11 @@ const SUSPENDED_FOR: Duration = Duration::from_millis(500);
 enum LimitSource {
     /// In the key's rule.
     Rule,
-    /// It is an override's that the default store counts: a number of requests in a fixed window of
-    /// one unit.
+    /// In `number`: an override's limit that the default store counts, as a number of requests in a
+    /// fixed window of one unit.
     Override(Unit),
-    /// In the cold state: the rule has changed, and waiting requests asked under the old one; or it
-    /// is an override's that another store counts.
+    /// In the cold state: the limit of a rule that has changed while waiting requests asked under
+    /// it, or of an override that another store counts.
     ColdState,
 }
 
@@ -1938,8 +1950,9 @@ impl KeyState {
         }
     }
 
-    /// Forgets what is known of the count, and the tokens that were leased from it, since an operator
-    /// has reset it. Slots that are still in use are stated again; costs that are owed stay too.
+    /// Forgets the state of the count, and the tokens that were leased from it, since an operator
+    /// has reset the count. Slots that are still in use are stated again; costs that are owed stay
+    /// too.
     pub(super) fn forget_count(&mut self) {
         self.buffer.forget();
         self.flags.note_miss(false);

@@ -13,11 +13,15 @@ use crate::lease::Reply;
 use crate::store::{Ask, Grant, Purpose, Return};
 use crate::time::Time;
 
-/// A reply that a window has no tokens is fresh for a hundredth of the window, within the bounds
-/// below, and in a large fleet for as long as all pods take to probe one after the other: another
-/// pod may have given tokens back.
+/// A reply that a window has no tokens is fresh for the window divided by this: another pod may
+/// have given tokens back since. In a large fleet it is fresh for as long as all pods take to probe
+/// one after the other.
 const FRESH_PART: u32 = 100;
+
+/// The shortest time for which such a reply is fresh, in a fleet of any size.
 const FRESH_MIN: Duration = Duration::from_millis(50);
+
+/// The longest time for which such a reply is fresh, unless the fleet is large.
 const FRESH_MAX: Duration = Duration::from_secs(1);
 
 /// Probes of one key a second by all pods together, whatever their number. This is less than half
@@ -59,8 +63,8 @@ pub(super) fn unwanted(reply: &Reply) -> Option<Ask> {
     returning(&reply.ask, grant.tokens, grant.epoch)
 }
 
-/// The ask that returns tokens leased by `ask`. There is none for slots: those of a leaky bucket
-/// pass whether they are used or not, and those of `concurrency` go back when the pod states fewer.
+/// The ask that returns tokens leased by `ask`. There is none for slots: a leaky bucket's pass
+/// whether they are used or not, and `concurrency`'s go back when the pod states fewer.
 fn returning(ask: &Ask, tokens: u64, epoch: u64) -> Option<Ask> {
     let returns = counting(ask.limit).token.can_be_owed();
     let back = Some(Return { tokens, epoch: Some(epoch) });
@@ -106,7 +110,7 @@ impl LeasePolicy {
         returning(&self.blank_ask(key), lease.tokens, lease.epoch)
     }
 
-    /// When what is owed now no longer counts, if the window ends at `window_ends`.
+    /// Until when costs that are owed now count, if the window ends at `window_ends`.
     pub(super) fn owed_until(&self, window_ends: Time) -> Time {
         let ends = counting(self.limit).token == Token::OfWindow && !self.carries_debt;
         if ends { window_ends } else { Time::from_nanos(u64::MAX) }
@@ -208,7 +212,7 @@ impl LeasePolicy {
     }
 }
 
-/// What a pod knows about the pods that share a key without tokens with it.
+/// A pod's view of the pods that share a key without tokens with it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scarcity {
     /// Number of pods that draw on the key.

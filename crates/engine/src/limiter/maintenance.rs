@@ -24,13 +24,14 @@ const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// lease client's queue.
 const IDLE_CHECK_BATCH: usize = 1024;
 
-/// The largest number of keys that wait to be checked, as far as a 32nd of the buffers' budget
-/// holds them: more than three seconds' worth of checks.
+/// The largest number of keys that wait to be checked: more than three seconds' worth of checks.
 const IDLE_MAX: usize = 1 << 16;
+
+/// The keys that wait to be checked take at most the buffers' budget divided by this.
 const IDLE_DIVISOR: usize = 32;
 
-/// A look at the starts that is late by this is put off, once: signs of life and ends may wait to be
-/// read.
+/// A look at the starts that is late by this is put off, once: signs of life and ends may wait to
+/// be read.
 const LOOK_LATE: Duration = Duration::from_millis(100);
 
 /// After this many keys of a sweep, other tasks of the thread have their turn. A sweep takes some
@@ -55,8 +56,8 @@ impl Limiter {
         );
     }
 
-    /// Ends the starts whose end has not come in time, or whose Envoy is gone, at most a second late;
-    /// never returns. Sleeps while there are none.
+    /// Ends the starts whose end has not come in time, or whose Envoy is gone, at most a second
+    /// late; never returns. Sleeps while there are none.
     pub async fn run_holds(&self) {
         let Shared { held, clock, looks_at_starts, .. } = &*self.shared;
         let mut was_late = false;
@@ -104,8 +105,8 @@ impl Limiter {
         }
     }
 
-    /// Gives back what idle keys hold above their allowance; never returns. Sleeps while no key is
-    /// watched.
+    /// Gives back the tokens that idle keys hold above their allowance; never returns. Sleeps while
+    /// no key is watched.
     pub async fn run_idle_returns(&self) {
         let Shared { idle, watched, clock, .. } = &*self.shared;
         let mut not_before = Time::default();
@@ -121,9 +122,9 @@ impl Limiter {
         }
     }
 
-    /// Gives back the tokens of rules that are missing in `rules`, or have another limit there. Idle
-    /// slots wait for the next check of their key: requests that come while an ask states their
-    /// number would wait for its reply.
+    /// Gives back the tokens of rules that are missing in `rules`, or have another limit there.
+    /// Idle slots wait for the next check of their key: requests that come while an ask states
+    /// their number would wait for its reply.
     pub async fn apply_rules(&self, rules: &Rules) {
         self.sweep(|state, visit| {
             if stale(rules, state) && !state.is_of_slots() && state.takes_returns(visit) {
@@ -133,8 +134,8 @@ impl Limiter {
         .await;
     }
 
-    /// Evicts the keys whose window has ended, and asks for those that are not watched since too many
-    /// are. Call it every few seconds.
+    /// Evicts the keys whose window has ended, and asks for those that are not watched since too
+    /// many are. Call it every few seconds.
     pub async fn evict_expired(&self) {
         self.shared.orders.forget_ended(self.shared.clock.now());
         self.sweep(KeyState::ask_unwatched).await;
@@ -144,8 +145,8 @@ impl Limiter {
     /// store is not waited for long. No decision may be in progress; later ones find the store
     /// closed.
     pub async fn close(&self) {
-        // A lease that is still on its way must arrive before it can be given back; also that of the
-        // ask that a reply leads to, for costs that were not reported with the first.
+        // A lease that is still on its way must arrive before it can be given back. So must the
+        // lease of the ask that follows a reply, for costs that were not reported with the first.
         for _ in 0..2 {
             self.shared.lease_client.wait_for_replies().await;
         }
@@ -154,8 +155,8 @@ impl Limiter {
         self.shared.lease_client.close().await;
     }
 
-    /// Calls `check` on every key, removes the keys that are of no more use, and sends the asks that
-    /// this leads to.
+    /// Calls `check` on every key, removes the keys that are of no more use, and sends the asks
+    /// that this leads to.
     async fn sweep(&self, mut check: impl FnMut(&mut KeyState, &mut Visit<'_>)) {
         let Self { shared } = self;
         let mut visited = 0;
@@ -190,7 +191,7 @@ impl Limiter {
 
 impl Shared {
     /// Schedules a check of `key` when it is `due`. Above the limit of watched keys the key is not
-    /// watched: it keeps what it holds until its next lease, or until what it holds ends.
+    /// watched: it keeps its tokens until its next lease, or until their lease ends.
     pub(super) fn watch(&self, key: Key, due: Time) {
         let (has_room, is_first) = {
             let mut idle = self.idle.lock();
@@ -209,7 +210,7 @@ impl Shared {
         }
     }
 
-    /// Gives back what idle keys hold above their allowance.
+    /// Gives back the tokens that idle keys hold above their allowance.
     fn return_idle(&self) {
         let now = self.clock.now();
         let due = |(due, _): &mut (Time, Key)| *due <= now;
@@ -226,7 +227,8 @@ impl Shared {
 }
 
 impl Shared {
-    /// Gives back what requests held at `now` that nothing has settled; to each count at once.
+    /// Gives back the tokens of requests that were held at `now` and that nothing has settled; to
+    /// each count at once.
     fn release(&self, mut unspent: Vec<Unspent>, now: Time) {
         unspent.sort_by_key(|unspent| unspent.key);
         unspent.dedup_by(|next, first| first.join(next));

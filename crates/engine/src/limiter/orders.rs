@@ -80,7 +80,8 @@ impl Orders {
         self.find(key, now)
     }
 
-    /// The same for the key of `charge`, or the one that its count has under the secret before.
+    /// How much longer the key of `charge`, or the key that its count has under the secret before,
+    /// is blocked; `None` if neither is.
     #[inline]
     pub(super) fn charge_blocked_for(&self, charge: &Charge<'_>, now: Time) -> Option<Duration> {
         let blocked_for = |key| self.blocked_for(key, now);
@@ -94,8 +95,8 @@ impl Orders {
         Some(block.ends.since(now))
     }
 
-    /// Whether `key` was reset at `since` or later. Tokens that were taken at `since` go back only if
-    /// not: call this under the lock of the key.
+    /// Whether `key` was reset at `since` or later. Tokens that were taken at `since` go back only
+    /// if not: call this under the lock of the key.
     pub(super) fn was_reset_since(&self, key: Key, since: Time) -> bool {
         self.resets.load(Ordering::Relaxed) > 0
             && self.reset_at.lock().iter().any(|(reset, at)| *reset == key && *at >= since)
@@ -122,7 +123,7 @@ impl Orders {
         self.blocks.load(Ordering::Relaxed)
     }
 
-    /// Forgets what has ended.
+    /// Forgets blocks and resets that have ended.
     pub(super) fn forget_ended(&self, now: Time) {
         if self.blocks.load(Ordering::Relaxed) > 0 {
             self.change(|_, blocks| blocks.retain(|block| now < block.ends));
@@ -264,13 +265,13 @@ impl Shared {
 
     /// Forgets the count of `key`, which the store has deleted.
     ///
-    /// Tokens that were taken from it before never come back to the new count. They lie in the buffer,
-    /// which is emptied, and in the holds of open starts, which forget them. Others are in hand: of
-    /// requests that are being decided, of starts that are ending, of asks on their way. Their holders
-    /// find out by [`Orders::was_reset_since`]: the reset counts as later than anything from before the
-    /// first step until after the last one. Tokens of the new count that come meanwhile are forgotten
-    /// too, so that rather too much is counted. Slots are no such tokens: open starts lose them, and
-    /// the pod states all others in use to the new count.
+    /// Tokens that were taken from it before never come back to the new count. They lie in the
+    /// buffer, which is emptied, and in the holds of open starts, which forget them. Others are in
+    /// hand: of requests that are being decided, of starts that are ending, of asks on their way.
+    /// Their holders find out by [`Orders::was_reset_since`]: the reset counts as later than
+    /// anything from before the first step until after the last one. Tokens of the new count that
+    /// come meanwhile are forgotten too, so that rather too much is counted. Slots are no such
+    /// tokens: open starts lose them, and the pod states all others in use to the new count.
     fn follow_reset(&self, key: Key) {
         self.orders.begin_reset(key);
         self.table.with_existing(key, KeyState::forget_count);
@@ -285,6 +286,8 @@ mod tests {
     use super::*;
 
     const NOW: Time = Time::from_nanos(1_000_000_000);
+
+    /// The time that a block lasts.
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn key(n: u64) -> Key {

@@ -1,12 +1,12 @@
-//! The Envoys that own what their requests have started: by their connections, and by the `node.id`
-//! in their access logs. Pure: `now` is an argument.
+//! The Envoys that own the requests that they have started: by their connections, and by the
+//! `node.id` in their access logs. Pure: `now` is an argument.
 //!
 //! An owner is all connections of one origin, from the first one until none is open. When the last
-//! one was closed by its client, that Envoy is gone, unless something proves within the grace that it
-//! lives: an end or a sign of life of a request that it started. A connection that comes back is no
-//! proof, since a new Envoy may have made it: it belongs to a new owner. An owner that is proved alive
-//! by then has the connections of the new one. A connection that this process closed proves nothing
-//! either way, so its owner stays. A log that comes back is a new one in the same way.
+//! one was closed by its client, that Envoy is gone, unless something proves within the grace that
+//! it lives: an end or a sign of life of a request that it started. A connection that comes back is
+//! no proof, since a new Envoy may have made it: it belongs to a new owner. An owner that is proved
+//! alive by then has the connections of the new one. A connection that this process closed proves
+//! nothing either way, so its owner stays. A log that comes back is a new one in the same way.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::Hash;
@@ -22,14 +22,15 @@ use crate::counter::HoldCounter;
 use crate::time::Time;
 
 /// The largest number of owners, and of nodes, that are known at a time. Those without connections
-/// make room for others. A start of an unknown owner lives until its end, or for the time of its rule.
+/// make room for others. A start of an unknown owner lives until its end, or for the time of its
+/// rule.
 const KNOWN_MAX: usize = 4096;
 
 /// The largest number of owners that are remembered to be gone.
 const GONE_MAX: usize = 4 * KNOWN_MAX;
 
-/// How long an owner is remembered to be gone: as long as a call that it left may still ask for leases,
-/// at least.
+/// How long an owner is remembered to be gone: as long as a call that it left may still ask for
+/// leases, at least.
 const GONE_REMEMBERED: Duration = Duration::from_secs(10);
 
 /// Bytes of a `node.id` that count: a longer one is cut, so that a client cannot fill the memory.
@@ -84,8 +85,8 @@ pub struct StartView {
 /// When the silence of a start means that it has ended, although no end came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Silence {
-    /// The last sign but one of those that are missed was due then: a log that has sent anything since
-    /// would have sent it too.
+    /// The last sign but one of those that are missed was due then: a log that has sent anything
+    /// since would have sent it too.
     pub sign_due: Time,
     /// The start is over from then on.
     pub over: Time,
@@ -263,8 +264,9 @@ impl Owners {
         }
     }
 
-    /// Notes that a call of `by` has ended a request that `owner` started: a proof that it lives, if the
-    /// call comes from where it was. An id that came again through another Envoy proves nothing.
+    /// Notes that a call of `by` has ended a request that `owner` started: a proof that it lives,
+    /// if the call comes from where it was. An id that came again through another Envoy proves
+    /// nothing.
     pub(super) fn prove_by(&self, owner: Owner, by: Owner) {
         if self.may_be_gone.load(Ordering::Relaxed) == 0 {
             return;
@@ -356,8 +358,8 @@ fn make_room<K: Copy + Eq + Hash, V>(
 // === impl Known ===
 
 impl Known {
-    /// The number of the Envoy of this `node.id`: another one once its log was closed by it. An unknown
-    /// one if there are too many.
+    /// The number of the Envoy of this `node.id`: another one once its log was closed by it. An
+    /// unknown one if there are too many.
     fn node_of(&mut self, id: &str, now: Time) -> Node {
         if let Some(node) = self.nodes.get(id) {
             match self.logs.get(node) {
@@ -416,8 +418,8 @@ impl Presence {
 // === impl Present ===
 
 impl Present {
-    /// Whether a start is over although its end has not come: its Envoy is gone, or its signs of life
-    /// have stopped while the log sends others, or is gone itself.
+    /// Whether a start is over although its end has not come: its Envoy is gone, or its signs of
+    /// life have stopped while the log sends others, or is gone itself.
     pub(super) fn cause(&self, start: &StartView, now: Time) -> Option<Cause> {
         let heard = start.node.and_then(|node| self.logs.get(&node));
         if self.gone.contains(&start.owner) && heard.is_none() {

@@ -1,6 +1,6 @@
-//! The number of pods, by domain, and the heartbeats that count them. The number determines what a
-//! pod may hold before it has observed which pods draw on a key, and its part of a limit when the
-//! store is unavailable.
+//! The number of pods, by domain, and the heartbeats that count them. The number determines how
+//! many tokens a pod may hold before it has observed which pods draw on a key, and its part of a
+//! limit when the store is unavailable.
 //!
 //! Pods of one domain count each other by heartbeats in the store. A pod counts in a domain while
 //! it has used the domain's keys within [`USED_FOR`].
@@ -66,10 +66,10 @@ struct Due {
 
 /// The numbers of live pods that the last heartbeats reported.
 ///
-/// After an outage that is longer than a heartbeat lasts, the first pod to reconnect finds itself
-/// alone until the others reconnect, which their back-off may delay by two seconds, and quiet pods'
-/// next heartbeat by four. If the pod believed that count, it would take the whole limit as its
-/// part, so the count falls only once the last heartbeats agree.
+/// The store's count may be too low after an outage that is longer than a heartbeat lasts: the
+/// first pod to reconnect finds itself alone until the others reconnect. Their back-off may delay
+/// that by two seconds, and quiet pods' next heartbeat by four. If the pod believed that count, it
+/// would take the whole limit as its part, so the count falls only once the last heartbeats agree.
 #[derive(Debug, Default)]
 struct RecentCounts([u32; RECENT_COUNTS]);
 
@@ -192,7 +192,7 @@ impl RecentCounts {
 /// Time between two rounds of heartbeats.
 const ROUND_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The same while the pod is quiet.
+/// Time between two rounds of heartbeats while the pod is quiet.
 const QUIET_INTERVAL: Duration = Duration::from_secs(4);
 
 /// Number of rounds without a request that waited for the store, after which a pod is quiet.
@@ -226,8 +226,8 @@ impl Limiter {
         }
     }
 
-    /// Changes about once a second, and every four seconds while the pod is quiet. What is done
-    /// beside it needs no timer, and the pod wakes less often.
+    /// Changes about once a second, and every four seconds while the pod is quiet. Work that
+    /// follows these rounds needs no timer, and the pod wakes less often.
     pub fn rounds(&self) -> watch::Receiver<()> {
         self.shared.rounds.subscribe()
     }
@@ -263,8 +263,8 @@ impl Shared {
     /// Sends a heartbeat of this pod in a domain, or in all, where the next one comes after
     /// `interval`. Returns the number of pods, if the store says it.
     ///
-    /// While a secret is being replaced, the pod beats under both: all pods know one of the two. The
-    /// number is that of the name that more of them know, so both have to be answered.
+    /// While a secret is being replaced, the pod beats under both: all pods know one of the two.
+    /// The number is taken under the secret that more of them know, so both have to be answered.
     async fn beat(&self, domain: Option<&str>, interval: Duration, leaves: bool) -> Option<u32> {
         let hasher = &self.options.hasher;
         let hashers = [Some(hasher), hasher.previous().filter(|_| domain.is_some())];

@@ -18,11 +18,11 @@ use crate::verdict::AppliedLimit;
 /// The result of matching one descriptor against the rules.
 #[derive(Debug)]
 pub enum Resolved<'r> {
-    /// Nothing limits it.
+    /// Nothing limits the descriptor.
     Free,
-    /// Its rule allows everything.
+    /// The rule of the descriptor allows everything.
     Unlimited,
-    /// It has to be charged.
+    /// The descriptor has to be charged.
     Charged(Charge<'r>),
 }
 
@@ -47,16 +47,17 @@ pub struct Charge<'r> {
     marked: bool,
     /// The call may be denied, and its hits are a cost that has been incurred.
     is_cost: bool,
-    /// What the request holds meanwhile, or settles.
+    /// The request that holds or settles the charge, if one does.
     pub held: Option<HeldBy<'r>>,
 }
 
-/// The request that holds what it takes, by its rule.
+/// The request that holds the charge of a rule with `hold`.
 #[derive(Debug, Clone, Copy)]
 pub struct HeldBy<'r> {
-    /// How long, and what becomes of it then.
+    /// How long the request holds it, and its fate when that time is over.
     pub terms: &'r Hold,
-    /// `None` if the request's id is empty: then it holds nothing.
+    /// The id under which the request holds it; `None` if the id is empty: then the request holds
+    /// nothing.
     pub id: Option<HoldId>,
 }
 
@@ -66,7 +67,8 @@ pub fn resolve<'r>(
     request: &Request<'_>,
     hasher: &KeyHasher,
 ) -> Few<Resolved<'r>> {
-    // Pushed one by one: `collect` has two loops, and the compiler inlines what they call in none.
+    // Pushed one by one: `collect` has two loops, and the compiler inlines the called function in
+    // neither.
     let mut all = Few::<Charged<'_, '_>>::with_capacity(request.descriptors.len());
     for descriptor in &request.descriptors {
         all.push(rules.charged(request.domain, descriptor));
@@ -90,16 +92,16 @@ pub fn resolve<'r>(
     resolved
 }
 
-/// Whether each descriptor says itself how many hits it has, and has some: gateways tell so what an
-/// answer has cost.
+/// Whether each descriptor says itself how many hits it has, and has some: gateways report the cost
+/// of an answer in this way.
 fn has_own_hits(request: &Request<'_>) -> bool {
     let mut descriptors = request.descriptors.iter();
     descriptors.all(|it| it.hits_addend.is_some_and(|hits| hits > 0) && !it.refund)
 }
 
-/// What is in force for a descriptor. If the domain is known, an override takes precedence over
-/// the rules; it is counted by the store of the rule, or else of the domain, so that each key has
-/// one store.
+/// The allowance in force for a descriptor. If the domain is known, an override takes precedence
+/// over the rules; it is counted by the store of the rule, or else of the domain, so that each key
+/// has one store.
 fn allowance<'r>(
     rules: &Rules,
     request: &Request<'_>,
@@ -172,7 +174,7 @@ pub(super) fn failure_mode_of(rule: Option<&Rule>) -> FailureMode {
 // === impl Charge ===
 
 impl<'r> Charge<'r> {
-    /// What `descriptor` charges to the limit that applies to it.
+    /// The charge of `descriptor` to the limit that applies to it.
     fn of(
         request: &Request<'_>,
         descriptor: &Descriptor<'_>,
@@ -220,7 +222,7 @@ impl<'r> Charge<'r> {
         }
     }
 
-    /// A cost of `hits` of a request that has ended, to what it was charged to at its start.
+    /// A cost of `hits` of a request that has ended, to the key and limit charged at its start.
     pub(super) fn of_end(
         own: Key,
         previous: Option<Key>,
@@ -257,20 +259,21 @@ impl<'r> Charge<'r> {
         is_marked || self.spends() && self.applied.rule.is_some_and(|rule| rule.flags.settle)
     }
 
-    /// Whether the rule for its entries has `settle_own_hits`, also where an override takes its place.
+    /// Whether the rule for its entries has `settle_own_hits`, also where an override takes its
+    /// place.
     fn settles_own_hits(&self, lookup: Lookup<'_>) -> bool {
         let takes_settlements = self.applied.limit.algorithm.takes_settlements();
         matches!(lookup, Lookup::Rule(rule) if rule.flags.settle_own_hits) && takes_settlements
     }
 
-    /// Whether the charge is the cost of a request that has ended, which is counted whole whatever the
-    /// verdict is.
+    /// Whether the charge is the cost of a request that has ended, which is counted whole whatever
+    /// the verdict is.
     pub(super) fn is_cost(&self) -> bool {
         self.is_cost && self.spends() && !self.settles()
     }
 
-    /// Whether the charge takes tokens that pass with time and no more: nothing is held, settled or in
-    /// use until its end.
+    /// Whether the charge takes tokens that pass with time and no more: nothing is held, settled or
+    /// in use until its end.
     pub(super) fn is_plain(&self) -> bool {
         self.held.is_none() && !self.is_of_slots() && !self.settles()
     }
@@ -280,13 +283,13 @@ impl<'r> Charge<'r> {
         !self.applied.limit.algorithm.has_window()
     }
 
-    /// The id under which it holds what it takes, if it holds anything.
+    /// The id under which the charge is held, if it is held.
     pub fn hold_id(&self) -> Option<HoldId> {
         self.held.filter(|_| self.holds())?.id
     }
 
-    /// Returns the hold of this charge: the tokens `taken` have paid for it, and this pod has admitted
-    /// `alone` of its hits by itself. `None` if the charge holds nothing.
+    /// Returns the hold of this charge: the tokens `taken` have paid for it, and this pod has
+    /// admitted `alone` of its hits by itself. `None` if the charge holds nothing.
     pub fn hold(&self, taken: LeasedTokens, alone: u64) -> Option<starts::Hold> {
         let HeldBy { terms, .. } = self.held.filter(|_| self.holds())?;
         let AppliedLimit { limit, rule } = self.applied;
@@ -305,7 +308,7 @@ impl<'r> Charge<'r> {
         })
     }
 
-    /// Whether what the charge takes is held until a settlement says what it has cost.
+    /// Whether the charge is held until a settlement says how much the request has cost.
     pub fn holds(&self) -> bool {
         self.held.is_some() && self.spends() && !self.settles()
     }
@@ -322,12 +325,12 @@ impl<'r> Charge<'r> {
         self.hits > 0 && !self.refund
     }
 
-    /// What to answer when the store is unavailable.
+    /// The answer when the store is unavailable.
     pub(super) fn failure_mode(&self) -> FailureMode {
         failure_mode_of(self.applied.rule.map(AsRef::as_ref))
     }
 
-    /// Whether a denial spends what is left of the key.
+    /// Whether a denial spends the remaining tokens of the key.
     pub fn charge_denied(&self) -> bool {
         match self.applied.rule {
             _ if self.is_cost => false, // it is counted whole instead

@@ -1,5 +1,5 @@
-//! The table of open starts: what each request took when it began, until it ends. Pure: `now` is an
-//! argument.
+//! The table of open starts: the tokens that each request took when it began, until it ends. Pure:
+//! `now` is an argument.
 //!
 //! A start is entered before its leases are asked for, so that an end which overtakes it finds it.
 //! From then on the table alone says what its end gives back: the rule may be gone by then. A start
@@ -42,8 +42,8 @@ use crate::time::Time;
 
 pub use self::start::{End, Hold, Rare, Unspent};
 
-/// The largest number of holds: 7/8 of 2^17, so that the tables of all parts are full when they have
-/// 2^17 slots.
+/// The largest number of holds: 7/8 of 2^17, so that the tables of all parts are full when they
+/// have 2^17 slots.
 pub(super) const HOLDS_MAX: usize = PARTS * PART_MAX;
 
 /// The number of parts, each under a lock of its own. An id has its place in one of them, so that
@@ -146,8 +146,8 @@ impl Starts {
         self.part(id).lock().begin(id, start, now)
     }
 
-    /// Adds what the descriptor of this hash took to what `start` holds. Returns false if there is no
-    /// room for it.
+    /// Adds the tokens that the descriptor of this hash took to the hold of `start`. Returns false
+    /// if there is no room for them.
     pub fn hold(&self, start: StartId, descriptor: u64, hold: Hold) -> bool {
         self.part(start.request).lock().hold(start, descriptor, hold)
     }
@@ -158,8 +158,8 @@ impl Starts {
         self.part(start.request).lock().conclude(start, now)
     }
 
-    /// Removes `start` with what it held: it was denied, or its caller has not read its answer.
-    /// `None` if it has ended.
+    /// Removes `start` with its holds: it was denied, or its caller has not read its answer. `None`
+    /// if it has ended.
     pub fn forget(&self, start: StartId) -> Option<(Held, Option<End>)> {
         self.part(start.request).lock().forget(start)
     }
@@ -178,8 +178,9 @@ impl Starts {
         }
     }
 
-    /// Removes `start`, whose answer was not read, and the candidate's start of the same request. If the
-    /// log has ended it just before, only the next start is returned; `None` if nothing is known of it.
+    /// Removes `start`, whose answer was not read, and the candidate's start of the same request.
+    /// If the log has ended it just before, only the next start is returned; `None` if nothing is
+    /// known of it.
     pub fn undo(&self, start: StartId, now: Time) -> Option<Undone> {
         let mut part = self.part(start.request).lock();
         let Some(Start { owner, next, .. }) = part.find(start) else {
@@ -192,8 +193,8 @@ impl Starts {
         Some(Undone { owner, held, next })
     }
 
-    /// Keeps, for an access log that tells its cost later, a request of which nothing is held: these
-    /// `holds` have no hits. Its Envoy may have let it pass without an answer.
+    /// Keeps, for an access log that tells its cost later, a request of which nothing is held:
+    /// these `holds` have no hits. Its Envoy may have let it pass without an answer.
     pub fn keep_unanswered(&self, start: StartId, owner: Owner, held: Held, now: Time) {
         self.part(start.request).lock().keep_unanswered(start, owner, held, now);
     }
@@ -203,9 +204,9 @@ impl Starts {
         *self.part(id.request).lock().denied.note(id, now) += 1;
     }
 
-    /// Ends one start of the request of this `id`, as far as the descriptor is concerned: the oldest
-    /// that holds something for it, of the owner that sends the end if it has any. An end that finds
-    /// nothing is remembered if it may come before its start.
+    /// Ends one start of the request of this `id`, as far as the descriptor is concerned: the
+    /// oldest that holds something for it, of the owner that sends the end if it has any. An end
+    /// that finds nothing is remembered if it may come before its start.
     pub fn settle(&self, id: HoldId, by: Sender, now: Time) -> Settlement {
         self.part(id.request).lock().settle(id, by, now)
     }
@@ -215,33 +216,34 @@ impl Starts {
         self.part(id).lock().requests.contains_key(&id)
     }
 
-    /// Whether the request of this `id` has an open start that holds something for the descriptor, or is
-    /// about to.
+    /// Whether the request of this `id` has an open start that holds something for the descriptor,
+    /// or is about to.
     pub fn has(&self, id: HoldId) -> bool {
         let part = self.part(id.request).lock();
         let mut starts = part.requests.get(&id.request).into_iter().flatten();
         starts.any(|start| start.descriptors().any(|of| of == id.descriptor))
     }
 
-    /// Notes the cost of a settlement, for the counters: what was held, and what it has cost.
+    /// Notes a settlement, for the counters: the hits that were held, and the cost.
     pub fn note_settled(&self, id: RequestId, held: u64, cost: u64) {
         self.part(id).lock().note_settled(held, cost);
     }
 
-    /// Ends the request of this `id` with all that it holds: the oldest start of each descriptor, also
-    /// starts of a candidate. Returns the owners and the holds. If no start is open, the end is remembered
-    /// for a start that comes after it, and `None` is returned.
+    /// Ends the request of this `id` with all that it holds: the oldest start of each descriptor,
+    /// also starts of a candidate. Returns the owners and the holds. If no start is open, the end
+    /// is remembered for a start that comes after it, and `None` is returned.
     pub fn end(&self, id: RequestId, end: End, now: Time) -> Option<(SmallVec<[Owner; 1]>, Held)> {
         self.part(id).lock().end(id, end, now)
     }
 
-    /// Ends the request of this `id`, since one of several calls for it was denied. Returns its holds.
+    /// Ends the request of this `id`, since one of several calls for it was denied. Returns its
+    /// holds.
     pub fn end_denied(&self, id: RequestId, now: Time) -> Held {
         self.part(id).lock().end_denied(id, now)
     }
 
-    /// Notes that the request of this `id` runs, by the log of `node`. Returns who owns it, if it has
-    /// open starts.
+    /// Notes that the request of this `id` runs, by the log of `node`. Returns who owns it, if it
+    /// has open starts.
     pub fn note_sign(&self, id: RequestId, node: Node, now: Time) -> Option<Owner> {
         let mut part = self.part(id).lock();
         // Each filter of Envoy makes a start, of other descriptors.
@@ -256,15 +258,15 @@ impl Starts {
         self.without_id.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// An operator has reset the count of `key`: what starts hold of it comes back to none. Slots are
-    /// dropped; of other holds the end is still charged for what it has cost beyond them. Returns the
-    /// number of slots that were dropped.
+    /// Forgets the holds of `key`, whose count an operator has reset: their tokens come back to no
+    /// count. Slots are dropped; the end of another hold is still charged for the cost that exceeds
+    /// the hold. Returns the number of slots that were dropped.
     pub fn forget_key(&self, key: Key) -> u64 {
         self.parts.iter().map(|part| part.lock().forget_key(key)).sum()
     }
 
-    /// The keys of slots that starts hold, each with when the oldest of its starts began. It looks at
-    /// all starts.
+    /// The keys of slots that starts hold, each with when the oldest of its starts began. It looks
+    /// at all starts.
     pub fn slots_since(&self) -> HashMap<Key, Time> {
         let mut since = HashMap::new();
         for part in &self.parts {
@@ -285,7 +287,7 @@ impl Starts {
     }
 
     /// Ends the starts of a part whose time is over, or of which `is_over` says so, and forgets old
-    /// notes. Returns what is to be given back, and whether anything is left there.
+    /// notes. Returns the tokens to give back, and whether anything is left there.
     pub fn expire(
         &self,
         part: usize,

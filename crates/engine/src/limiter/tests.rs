@@ -33,8 +33,13 @@ mod slots;
 mod stores;
 mod transaction;
 
+/// The largest number of keys in the store.
 const STORE_KEYS_MAX: usize = 10_000;
+
+/// Bytes of a pod's buffers.
 const BUFFER_BYTES_MAX: usize = 8 << 20;
+
+/// The longest time that a request waits for a lease.
 const MAX_WAIT: Duration = Duration::from_millis(5);
 
 /// Half a minute into a window of each of the units above.
@@ -129,7 +134,7 @@ impl Rig {
         Self::on(Clock::start(), yaml, round_trip)
     }
 
-    /// The same; store and pods follow this clock.
+    /// A fleet with this round trip to the store; store and pods follow this clock.
     fn on(clock: Clock, yaml: &str, round_trip: Duration) -> Self {
         let wall = Arc::new(move || START + clock.now().since(Time::default()));
         let store = Distant {
@@ -166,7 +171,7 @@ impl Rig {
         self.pod_on(Arc::clone(&self.store) as _, buffer_bytes_max)
     }
 
-    /// The same on another store.
+    /// A pod on this store, whose buffers take this many bytes.
     fn pod_on(&self, store: Arc<dyn Store>, buffer_bytes_max: usize) -> Limiter {
         let hasher = KeyHasher::new("");
         let modes = Modes::default();
@@ -338,8 +343,8 @@ async fn a_charge_larger_than_any_lease_is_granted_whole() {
     assert_eq!(decide(&pod, &rig.rules, &charge("a", u64::MAX)).await, (false, 0));
 }
 
-/// The token quotas of the reference implementation: look first, and charge afterwards what was let
-/// through.
+/// The token quotas of the reference implementation: look first, and afterwards charge the hits
+/// that were let through.
 #[tokio::test(start_paused = true)]
 async fn looks_pass_at_the_limit_and_not_beyond_it() {
     let rig = Rig::new(&per_hour(2, 1));

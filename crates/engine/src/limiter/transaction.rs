@@ -3,8 +3,8 @@
 //!
 //! A charge takes its tokens at once, so that no other request can have them, and puts them back
 //! into the buffer if the request is denied. Refunds are applied only once the request is known to
-//! pass. A request that is dropped before its verdict puts back what it took, unless refunds have
-//! been sent; its settlements count in any case.
+//! pass. A request that is dropped before its verdict puts back the tokens that it took, unless
+//! refunds have been sent; its settlements count in any case.
 
 use ratelease_rules::key::Key;
 use ratelease_rules::request::{Few, Request};
@@ -34,8 +34,8 @@ pub(super) struct Transaction<'a, 'r> {
     debts: Vec<Debt<'a, 'r>>,
     /// Refunds that have been applied, here or in the store.
     refunded: Vec<usize>,
-    /// Of no descriptor is anything held, settled or in use until its end, as of nearly all
-    /// requests.
+    /// Whether no descriptor holds or settles anything, or has a slot until its request ends.
+    /// `true` for nearly all requests.
     is_plain: bool,
     /// Settlements have been applied.
     settled: bool,
@@ -65,7 +65,8 @@ struct Begun {
 // === impl Transaction ===
 
 impl<'a, 'r> Transaction<'a, 'r> {
-    /// A transaction of a request that `owner` has sent, or, if it `is_aside`, of a candidate's rules.
+    /// A transaction of a request that `owner` has sent, or, if it `is_aside`, of a candidate's
+    /// rules.
     pub(super) fn new(
         shared: &'a Shared,
         resolved: &'a [Resolved<'r>],
@@ -115,8 +116,8 @@ impl<'a, 'r> Transaction<'a, 'r> {
         }
     }
 
-    /// Ends what the request of a settlement holds. Returns the state of the key, if what was not
-    /// used went back to it.
+    /// Ends the hold of the request of a settlement. Returns the state of the key, if unused tokens
+    /// went back to it.
     fn settle_hold(
         &mut self,
         request: &Request<'_>,
@@ -176,8 +177,8 @@ impl<'a, 'r> Transaction<'a, 'r> {
         }
     }
 
-    /// Enters the request in the table of starts, unless it is there. Returns false if its end has come
-    /// before it: then it takes nothing, and its cost is charged.
+    /// Enters the request in the table of starts, unless it is there. Returns false if its end has
+    /// come before it: then it takes nothing, and its cost is charged.
     fn begin(&mut self, now: Time) -> bool {
         if self.is_plain || std::mem::replace(&mut self.starts.is_entered, true) {
             return true;
@@ -205,14 +206,15 @@ impl<'a, 'r> Transaction<'a, 'r> {
         }
     }
 
-    /// When the request may pass, if it may, for those of its keys that hand out slots in time.
+    /// Returns when the last slot begins that the request has taken, if it has to wait for one and
+    /// nothing denies it.
     pub(super) fn slot_after(&self, now: Time) -> Option<Time> {
         let slots = self.attempts.iter().flatten().filter_map(|attempt| attempt.slot_after(now));
         slots.max().filter(|_| !self.is_denied())
     }
 
-    /// Makes the verdict. If it denies, what was taken for the other descriptors is put back;
-    /// otherwise refunds are applied, and what was taken is spent.
+    /// Makes the verdict. If it denies, the tokens taken for the other descriptors are put back;
+    /// otherwise refunds are applied, and the tokens taken are spent.
     pub(super) fn conclude(&mut self, request: &Request<'_>, now: Time) -> Verdict<'r> {
         let modes = self.shared.options.modes;
         self.settle(now);
@@ -239,8 +241,8 @@ impl<'a, 'r> Transaction<'a, 'r> {
         verdict
     }
 
-    /// Notes in the table of starts that the request passes or not. Returns the start that is open from
-    /// now on.
+    /// Notes in the table of starts that the request passes or not. Returns the start that is open
+    /// from now on.
     fn conclude_starts(&mut self, passes: bool, now: Time) -> Option<StartId> {
         let mut open: Option<(StartId, StartId)> = None; // the first, and the last
         for start in std::mem::take(&mut self.starts.starts) {
@@ -291,8 +293,8 @@ impl<'a, 'r> Transaction<'a, 'r> {
         of_start.collect()
     }
 
-    /// Removes the request from the table of starts: its caller gets no answer, and may let it pass all
-    /// the same.
+    /// Removes the request from the table of starts: its caller gets no answer, and may let it pass
+    /// all the same.
     fn abandon_starts(&mut self, now: Time) {
         for start in std::mem::take(&mut self.starts.starts) {
             let Some((_, ended)) = self.shared.starts.forget(start) else { continue };
@@ -308,8 +310,8 @@ impl<'a, 'r> Transaction<'a, 'r> {
         }
     }
 
-    /// Notes that the request holds what the charge `at` has taken. Returns whether it does; if not,
-    /// slots have been put back.
+    /// Notes that the request holds the tokens taken by the charge `at`. Returns whether it holds
+    /// them; if not, slots have been put back.
     fn note_hold(
         &mut self,
         at: usize,
@@ -324,14 +326,14 @@ impl<'a, 'r> Transaction<'a, 'r> {
         is_held
     }
 
-    /// Spends what was taken: what the request holds is noted, and what failure modes admitted is
-    /// owed.
+    /// Spends the tokens taken: notes which of them the request holds, and which hits that failure
+    /// modes admitted are owed.
     fn spend(&mut self) {
         self.hold();
         for Debt { at, charge, can_pay, owed_until } in std::mem::take(&mut self.debts) {
             let is_local = charge.failure_mode() == FailureMode::Local;
             if !is_local {
-                // Only what `local` admitted is denied because the key is used up.
+                // Only hits that `local` admitted are denied because the key is used up.
                 let _ = self.shared.note_debt(charge, can_pay);
             }
             let alone = if is_local && owed_until.is_none() { charge.hits } else { 0 };
@@ -396,8 +398,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         are_all
     }
 
-    /// Notes what the request holds from now on, of the charges that tokens paid for, besides
-    /// slots.
+    /// Notes the tokens, other than slots, that the request holds from now on.
     fn hold(&mut self) {
         if self.is_plain {
             return;
@@ -477,10 +478,11 @@ impl<'a, 'r> Transaction<'a, 'r> {
         }
     }
 
-    /// Notes a charge that a failure mode has admitted, and whether a lease `can_pay` for it. What
-    /// `local` admits is owed at once, and the key read once more: a reply that arrives from now on
-    /// pays for the charge before others may have its tokens, and one that has just arrived may
-    /// have left nothing. What `allow` admits has no bound, so it is owed once its request passes.
+    /// Notes a charge that a failure mode has admitted, and whether a lease `can_pay` for it. Hits
+    /// that `local` admits are owed at once, and the key is read once more: a reply that arrives
+    /// from now on pays for the charge before others may have its tokens, and one that has just
+    /// arrived may have left nothing. Hits that `allow` admits have no bound, so they are owed once
+    /// their request passes.
     fn note_debt(&mut self, at: usize, charge: &'a Charge<'r>, can_pay: bool) {
         let admitted = self.attempts[at].filter(Attempt::is_admitted_by_failure_mode);
         // Slots that a failure mode admitted are in use: no lease has to pay for them.
@@ -516,7 +518,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         short.filter(|(_, charge)| wanted(charge)).collect()
     }
 
-    /// Credits what the request refunds, unless it has gone to the store.
+    /// Credits the refunds of the request, unless they have gone to the store.
     fn apply_refunds(&mut self, now: Time) {
         for (at, resolved) in self.resolved.iter().enumerate() {
             if let Resolved::Charged(charge) = resolved
@@ -536,9 +538,9 @@ impl<'a, 'r> Transaction<'a, 'r> {
         statuses
     }
 
-    /// Keys that this request itself charged beyond their limit. What the request took from them
-    /// before stays spent, as does all that is left of them: one charge of the same sum would have
-    /// done that too.
+    /// Keys that this request itself charged beyond their limit. The tokens that the request took
+    /// from them before stay spent, as do all their remaining tokens: one charge of the same sum
+    /// would have done that too.
     fn overdrawn(&self) -> Vec<Key> {
         let pairs = self.resolved.iter().zip(&self.attempts);
         let overdrawn = pairs.filter_map(|pair| match pair {
@@ -550,7 +552,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         overdrawn.collect()
     }
 
-    /// Puts back what was taken from keys other than `spent`.
+    /// Puts back the tokens taken from keys other than `spent`.
     fn release(&mut self, spent: &[Key]) {
         for Debt { at, charge, owed_until, .. } in std::mem::take(&mut self.debts) {
             let Some(until) = owed_until.filter(|_| !spent.contains(&charge.key())) else {
@@ -571,7 +573,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
 }
 
 impl Drop for Transaction<'_, '_> {
-    /// Puts back what was taken, unless refunds have been sent: then the request stands, and its
+    /// Puts back the tokens taken, unless refunds have been sent: then the request stands, and its
     /// charges are spent even though its caller does not receive the answer. The other refunds of
     /// such a request are applied too.
     fn drop(&mut self) {
@@ -580,7 +582,7 @@ impl Drop for Transaction<'_, '_> {
         }
         let now = self.shared.clock.now();
         self.settle(now);
-        // The end of a request that stands has to find what it holds.
+        // The end of a request that stands has to find its hold.
         if self.stands && self.begin(now) && (self.hold_slots() || !self.is_denied()) {
             self.apply_refunds(now);
             self.spend();
@@ -592,8 +594,8 @@ impl Drop for Transaction<'_, '_> {
     }
 }
 
-/// The status of a descriptor, of whose hits `covered` had been charged before. One for which the
-/// store was not asked counts as passing, with what is known of it.
+/// The status of a descriptor, of whose hits `covered` had been charged before. If the store was
+/// not asked, the descriptor counts as passing, with the state of its key as far as known.
 fn status<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>, covered: u64) -> Status<'r> {
     let charge = match resolved {
         Resolved::Free => return Status::FREE,
@@ -610,9 +612,9 @@ fn status<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>, covered: u64) 
 // === impl Attempt ===
 
 impl Attempt {
-    /// Adds what a denial by the store has spent: the tokens that were known `before` to remain. If
-    /// those were enough for the charge, others had spent them meanwhile, and their number is
-    /// unknown.
+    /// Adds the tokens that a denial by the store has spent: those that were known `before` to
+    /// remain. If they were enough for the charge, others had spent them meanwhile, and the number
+    /// is unknown.
     fn with_fitted(self, charge: &Charge<'_>, before: Option<Attempt>) -> Self {
         let Some(Attempt { take: Take::Short, quota, .. }) = before else { return self };
         let spends = self.is_over() && charge.charge_denied() && quota.remaining < charge.hits;
@@ -624,7 +626,7 @@ impl Attempt {
 
 /// A charge that a failure mode admitted, and that no tokens have paid for.
 struct Debt<'a, 'r> {
-    /// Which descriptor of the request.
+    /// The index of the descriptor in the request.
     at: usize,
     charge: &'a Charge<'r>,
     /// A lease may pay for it, even if no ask is out.

@@ -79,7 +79,7 @@ impl MemoryStore {
         Self::new(Arc::new(now), KEYS_MAX)
     }
 
-    /// The same store, but an ask that would add one key too many evicts the key that expires
+    /// Changes the store: an ask that would add one key too many evicts the key that expires
     /// soonest instead of failing with [`StoreError::Full`]. The count of an evicted key is lost.
     /// Only a few keys are compared, so where the expiry of many keys was moved, the evicted key
     /// may not be the one that expires soonest.
@@ -102,7 +102,7 @@ impl MemoryStore {
         self.step_at(ask, None)
     }
 
-    /// Applies one ask at once, at the time `now` since the Unix epoch: for example that of the
+    /// Applies one ask at once, at the time `now` since the Unix epoch: for example the time of the
     /// server that owns the key, where servers' clocks differ. The state of each key follows the
     /// times of its own asks. Keys still expire by the store's clock, so that no key's time makes
     /// another's count lapse.

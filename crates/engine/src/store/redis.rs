@@ -94,7 +94,7 @@ impl RedisStore {
         let (mut key, mut before) = (self.key_of(ask).await?, None);
         for _ in 0..HOPS_MAX {
             match self.granted_at(key, ask).await {
-                // It has changed nothing. Without a mark the key's own name is right again.
+                // The ask has changed nothing. Without a mark the key's own name is right again.
                 Err(fault) if fault.kind == Kind::Renamed => {
                     let to = self.followed(ask, key, before).await?.unwrap_or(ask.key);
                     before = Some(std::mem::replace(&mut key, to));
@@ -262,10 +262,12 @@ impl Store for RedisStore {
 /// server's known speed plus the waits between. Leases are asked for ahead, so no request waits for
 /// all of this.
 const REPLIES: u32 = 3;
+
+/// The sum of the waits between repeats, which the deadline allows in addition to the replies.
 const WAITS: Duration = Duration::from_millis(50);
 
-/// The upper bound of that for slow servers: below what the lease client allows an ask, above the
-/// longest silence.
+/// The upper bound of the deadline for slow servers: below the time that the lease client allows an
+/// ask, above the longest silence.
 const DEADLINE_MAX: Duration = Duration::from_secs(9);
 const _: () = assert!(LEAST_MAX.as_millis() < DEADLINE_MAX.as_millis());
 
@@ -273,9 +275,13 @@ const _: () = assert!(LEAST_MAX.as_millis() < DEADLINE_MAX.as_millis());
 /// four: moved, still moving, unknown script there, script in full.
 const SENDS_MAX: u32 = 7;
 
-/// Of these, the repeats to a server that cannot serve the key just now, and the waits before them.
+/// The number of these sends that repeat a call to a server that cannot serve the key just now.
 const REPEATS_MAX: u32 = 3;
+
+/// The wait before the first such repeat.
 const REPEAT_FIRST: Duration = Duration::from_millis(2);
+
+/// The longest wait before such a repeat.
 const REPEAT_LAST: Duration = Duration::from_millis(50);
 
 /// A call, and its next destination.

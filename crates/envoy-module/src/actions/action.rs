@@ -1,4 +1,4 @@
-//! The kinds of actions: what each asks of a stream, and the entry that it makes.
+//! The kinds of actions: the values that each reads of a stream, and the entry that it makes.
 
 use std::borrow::Cow;
 
@@ -19,13 +19,25 @@ use super::{MetadataKey, MetadataSource, Stream, address};
 
 use pb::action::{self, ActionSpecifier as Specifier};
 
-/// Keys of entries where the configuration names none.
+/// The key of a generic key's entry where the configuration names none.
 const GENERIC_KEY: &str = "generic_key";
+
+/// The default key of an entry for matching headers.
 const HEADER_MATCH: &str = "header_match";
+
+/// The default key of an entry for matching query parameters.
 const QUERY_MATCH: &str = "query_match";
+
+/// The key of an entry with the client's address.
 const REMOTE_ADDRESS: &str = "remote_address";
+
+/// The key of an entry with the client's masked address.
 const MASKED_REMOTE_ADDRESS: &str = "masked_remote_address";
+
+/// The default key of an entry for a matching address.
 const REMOTE_ADDRESS_MATCH: &str = "remote_address_match";
+
+/// The key of an entry with the cluster's name.
 const DESTINATION_CLUSTER: &str = "destination_cluster";
 
 /// The value of a generic key that stands for the name of the stream: no two streams have the same.
@@ -51,7 +63,7 @@ enum Kind {
     JoinedHeader(String),
     /// The first value of a query parameter.
     Query(String),
-    /// The same; none if it is empty.
+    /// The first value of a query parameter; none if it is empty.
     QueryInput(String),
     RemoteAddress,
     MaskedRemoteAddress(MaskLengths),
@@ -77,12 +89,12 @@ enum Kind {
     },
 }
 
-/// What an action finds in a stream.
+/// The result of an action for a stream.
 enum Found<'s> {
     Value(Cow<'s, [u8]>),
-    /// No value, which is no reason to leave the descriptor out.
+    /// No value: the entry is left out, and the descriptor is made without it.
     Nothing,
-    /// No value.
+    /// No value: the descriptor is left out, unless the action has `skip_if_absent`.
     Absent,
 }
 
@@ -373,7 +385,7 @@ const fn name(specifier: &Specifier) -> &'static str {
     }
 }
 
-/// As [`each`], of at least one.
+/// Compiles matchers with [`each`]; a list without a matcher is a fault.
 fn matchers<M, T>(
     messages: &[M],
     place: &Place<'_>,

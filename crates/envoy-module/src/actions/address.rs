@@ -9,7 +9,10 @@ use envoy_types::pb::xds::core::v3::CidrRange;
 use super::Stream;
 use super::fault::{Faults, Place, each};
 
+/// Bits of an IPv4 address.
 const V4_BITS: u8 = 32;
+
+/// Bits of an IPv6 address.
 const V6_BITS: u8 = 128;
 
 /// How many leading bits of an address are kept.

@@ -1,8 +1,8 @@
-//! What is wrong with a configuration, and where.
+//! Faults of a configuration, with their places.
 
 use std::fmt;
 
-/// Maximum number of faults that are kept; of the rest only the number is told. A configuration
+/// Maximum number of faults that are kept; the faults beyond it are only counted. A configuration
 /// that a program writes can have the same fault thousands of times.
 const FAULTS_MAX: usize = 100;
 
@@ -11,7 +11,7 @@ const FAULTS_MAX: usize = 100;
 pub struct Fault {
     /// The fields that lead to it, such as `rate_limits[0].actions[1].generic_key`.
     pub place: String,
-    /// What is wrong, then what was expected or how to mend it.
+    /// The fault, then the expected value or the way to correct it.
     pub message: String,
 }
 
@@ -111,17 +111,17 @@ impl fmt::Display for Faults {
 // === impl Place ===
 
 impl<'a> Place<'a> {
-    /// That of a field of the message itself.
+    /// The place of a field of the message itself.
     pub const fn root(field: &'a str) -> Self {
         Self { within: None, step: Step::Field(field) }
     }
 
-    /// That of a field of the message here.
+    /// The place of a field of the message at this place.
     pub const fn field(&'a self, field: &'a str) -> Self {
         Self { within: Some(self), step: Step::Field(field) }
     }
 
-    /// That of an item of the list here.
+    /// The place of an item of the list at this place.
     pub const fn item(&'a self, at: usize) -> Self {
         Self { within: Some(self), step: Step::Item(at) }
     }

@@ -1,4 +1,4 @@
-//! Substitution formats, as far as a module can see what they name.
+//! Substitution formats, as far as a module can see the properties that they name.
 
 use std::borrow::Cow;
 
@@ -22,17 +22,17 @@ enum Part {
     Operator(Operator),
 }
 
-/// What takes the place of an operator.
+/// An operator: the text of a stream that takes its place.
 #[derive(Debug)]
 pub struct Operator {
     subject: Subject,
-    /// Maximum bytes of its text.
+    /// Maximum bytes of the operator's text.
     bytes_max: usize,
 }
 
 #[derive(Debug)]
 enum Subject {
-    /// A header of the request, or else another.
+    /// A header of the request; if it is absent, the other header.
     RequestHeader(String, Option<String>),
     ResponseHeader(String, Option<String>),
     Metadata(MetadataKey),
@@ -60,7 +60,7 @@ impl Format {
         }
     }
 
-    /// Its operator if it is nothing else.
+    /// Returns the operator of a format that consists of one operator.
     pub fn into_operator(self) -> Option<Operator> {
         let [Part::Operator(operator)] = <[Part; 1]>::try_from(self.parts).ok()? else {
             return None;
@@ -107,7 +107,7 @@ fn parts(text: &str) -> Result<Vec<Part>, String> {
     Ok(parts)
 }
 
-/// Reads an operator after its first `%`, and returns what follows its second.
+/// Reads an operator after its first `%`, and returns the text after its second.
 fn operator(text: &str) -> Result<(Operator, &str), String> {
     let is_name = |byte: char| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == '_';
     let (name, rest) = text.split_at(text.find(|it| !is_name(it)).unwrap_or(text.len()));
@@ -177,7 +177,7 @@ impl Operator {
         Some(text)
     }
 
-    /// The number that it finds, or that its text says.
+    /// The number that the operator finds, or that its text contains.
     pub fn number(&self, stream: &impl Stream) -> Option<Number> {
         match &self.subject {
             Subject::Count(count) => stream.count(*count).map(Number::Whole),
@@ -191,13 +191,13 @@ impl Operator {
     }
 }
 
-/// The number that a text says.
+/// The number that a text contains.
 fn number_in(text: &[u8]) -> Option<Number> {
     std::str::from_utf8(text).ok()?.trim_ascii().parse().ok().map(Number::Real)
 }
 
 impl Subject {
-    /// What is borrowed from the stream as it is.
+    /// The text, if it can be borrowed from the stream unchanged.
     fn borrowed<'s>(&self, stream: &'s impl Stream) -> Option<&'s [u8]> {
         match self {
             Self::RequestHeader(main, other) => {

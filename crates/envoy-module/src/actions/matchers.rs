@@ -1,5 +1,5 @@
-//! Matchers of strings, of headers and of parameters of the query, and how the values of the last two
-//! are found in a stream.
+//! Matchers of strings, of headers and of parameters of the query, and how the values of the last
+//! two are found in a stream.
 
 use std::borrow::Cow;
 
@@ -46,9 +46,9 @@ pub struct HeaderMatcher {
 enum HeaderCondition {
     /// The header is there, or is not.
     Present(bool),
-    /// It is there with any value: an empty `exact_match`.
+    /// The header is there with any value: an empty `exact_match`.
     AnyValue,
-    /// Its value is a whole number, the first or above it, below the second.
+    /// The header's value is a whole number, at least the first number and below the second.
     Range(i64, i64),
     Text(StringMatcher),
 }
@@ -288,7 +288,7 @@ impl QueryMatcher {
     }
 }
 
-/// The query of a stream: what follows the first `?` of its path.
+/// The query of a stream: the text after the first `?` of its path.
 pub fn query_of(stream: &impl Stream) -> &[u8] {
     let path = stream.request_header(":path", 0).unwrap_or_default();
     path.iter().position(|byte| *byte == b'?').map_or(&[], |at| &path[at + 1..])

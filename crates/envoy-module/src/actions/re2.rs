@@ -1,5 +1,5 @@
 //! Regular expressions in the syntax of RE2, which Envoy uses, run by the `regex` crate. Both run
-//! in linear time; what they write alike and mean otherwise is rewritten.
+//! in linear time. Syntax that the two read differently is rewritten.
 //!
 //! | pattern | RE2 | `regex` |
 //! |---|---|---|
@@ -18,16 +18,22 @@ use regex::bytes::{Regex, RegexBuilder};
 
 use super::fault::{Faults, Place, expect_text};
 
-/// Maximum bytes of a compiled expression. The time of a match is linear in it and in the value, which
-/// a client may make as long as Envoy admits headers (60 KiB by default). Expressions of usual length
-/// take some 2 KiB. A value is never too long to be read: a client would evade the limit.
+/// Maximum bytes of a compiled expression. The time of a match is linear in it and in the value,
+/// which a client may make as long as Envoy admits headers (60 KiB by default). Expressions of
+/// usual length take some 2 KiB. A value is never too long to be read: a client would evade the
+/// limit.
 const COMPILED_BYTES_MAX: usize = 64 << 10;
 
 /// Maximum bytes of the states that one thread keeps of an expression while it runs.
 const CACHE_BYTES_MAX: usize = 256 << 10;
 
+/// `\d` as RE2 has it: ASCII digits.
 const DIGITS: &str = "0-9";
+
+/// `\s` as RE2 has it: ASCII, without VT.
 const SPACES: &str = r"\t\n\x0C\r ";
+
+/// `\w` as RE2 has it: ASCII letters, digits and the underscore.
 const WORD: &str = "0-9A-Za-z_";
 
 /// An expression that has to match the whole value.
@@ -66,7 +72,7 @@ fn built(pattern: &str) -> Result<Regex, String> {
             format!("too large; expected at most {} KiB compiled", COMPILED_BYTES_MAX >> 10)
         }
         error => {
-            // The crate draws the pattern with a mark below; its last line says what is wrong.
+            // The crate draws the pattern with a mark below; the last line names the fault.
             let error = error.to_string();
             let last = error.lines().last().unwrap_or_default();
             format!("no regular expression: {}", last.trim_start_matches("error: "))
@@ -89,7 +95,7 @@ fn rewritten(pattern: &str) -> Result<String, String> {
     Ok(to)
 }
 
-/// Rewrites what follows a backslash.
+/// Rewrites the sequence after a backslash.
 fn escape(from: &mut Peekable<Chars<'_>>, to: &mut String) -> Result<(), String> {
     match from.next().ok_or("ends with a backslash")? {
         'Q' => quoted(from, to),

@@ -34,7 +34,7 @@ struct Fake {
     headers: Vec<(&'static str, Vec<u8>)>,
     response: Vec<(&'static str, Vec<u8>)>,
     address: Option<&'static str>,
-    /// Whether it is answered by Envoy itself; else the cluster is `web`.
+    /// `true`: Envoy itself answers the request. `false`: it is sent to the cluster `web`.
     is_redirect: bool,
     strings: Vec<(MetadataSource, &'static str, Option<u32>, &'static str)>,
     numbers: Vec<(&'static str, f64)>,
@@ -634,7 +634,7 @@ fn hits_are_found_in_the_stream() {
     assert_eq!(hits("%RESP(x-cost)%", &stream), Some(Some(6)));
 }
 
-/// The places below `rate_limits`, and what is said of each.
+/// The places below `rate_limits`, and the text of the fault at each.
 const FAULTS: [(&str, &str); 18] = [
     ("[0].stage", "11; expected 0 to 10"),
     ("[0].actions", "missing; expected one action"),

@@ -1,9 +1,10 @@
 //! Messages of the rate limit filter as JSON, for those who can give a module nothing else: the
 //! `dynamicModules` of Envoy Gateway, or a `google.protobuf.Struct`.
 //!
-//! It is the JSON form of protobuf (protobuf.dev/programming-guides/json): names as in the message
-//! or in lowerCamelCase, enumerations by name or number, durations as `0.02s`, numbers also as text.
-//! The fields are those that the module reads, by their numbers in Envoy 1.40's messages.
+//! The form is the JSON form of protobuf (protobuf.dev/programming-guides/json): names as in the
+//! message or in lowerCamelCase, enumerations by name or number, durations as `0.02s`, numbers also
+//! as text. The module reads the fields that are listed here, by their numbers in Envoy 1.40's
+//! messages.
 
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
 use envoy_types::pb::envoy::config::route::v3::rate_limit::XRateLimitOption;
@@ -15,34 +16,39 @@ use serde_json::{Map, Value};
 
 use crate::actions::{Faults, Place};
 
-/// A field of a message: its name, its number and what it holds.
+/// A field of a message: its name, its number and the kind of its value.
 pub struct Field(&'static str, u32, Kind);
 
-/// What a field holds.
+/// The kind of a field's value.
 enum Kind {
     Text,
     Bool,
-    /// A whole number of these bounds.
+    /// A whole number within these bounds.
     Whole(i128, i128),
     /// A value of an enumeration: its number by its name, and its name by its number.
     Enum(fn(&str) -> Option<i32>, fn(i32) -> Option<&'static str>),
     Duration,
     Message(&'static [Field]),
-    /// A message of which one field alone may be set, apart from those of [`MODIFIERS`].
+    /// A message in which only one field may be set, beside the fields of [`MODIFIERS`].
     OneOf(&'static [Field]),
     /// A message with the value in its first field, as `google.protobuf.UInt32Value`.
     Wrapped(&'static Kind),
     List(&'static Kind),
     /// A `google.protobuf.Any` of one of these types.
     Any(&'static [(&'static str, &'static [Field])]),
-    /// What the module does not read.
+    /// A field that the module does not read.
     Ignored,
 }
 
 use Kind::{Any, Bool, Duration, Enum, Ignored, List, Message, OneOf, Text, Whole, Wrapped};
 
+/// A `uint32` of protobuf.
 const UINT32: Kind = Whole(0, u32::MAX as i128);
+
+/// A `uint64` of protobuf.
 const UINT64: Kind = Whole(0, u64::MAX as i128);
+
+/// An `int64` of protobuf.
 const INT64: Kind = Whole(i64::MIN as i128, i64::MAX as i128);
 
 /// An enumeration of Envoy's messages.
@@ -55,7 +61,7 @@ macro_rules! by_name {
     };
 }
 
-/// Fields of matchers that stand beside the one that says what matches.
+/// Fields of matchers that may stand beside the field with the condition.
 const MODIFIERS: [&str; 4] =
     ["name", "invert_match", "ignore_case", "treat_missing_header_as_empty"];
 
@@ -302,7 +308,7 @@ const ADDRESS_MATCHER: &[Field] = &[
     Field("invert_match", 2, Bool),
 ];
 
-/// Serializes the message of these fields that `json` holds; what is faulty is left out and noted.
+/// Serializes the message of these fields from `json`; faulty parts are left out and noted.
 pub fn serialize(json: &[u8], fields: &[Field], faults: &mut Faults) -> Vec<u8> {
     let mut message = Vec::new();
     match serde_json::from_slice(json) {
@@ -454,8 +460,8 @@ fn put_varint(message: &mut Vec<u8>, number: u32, value: u64) {
     encode_varint(value, message);
 }
 
-/// A value that a message holds as a number. That of an enumeration may be any: the message's reader
-/// says which it knows.
+/// The number that stands for a value in a message. A number of an enumeration is not checked: the
+/// message's reader refuses numbers that it does not know.
 fn varint(kind: &Kind, value: &Value) -> Option<u64> {
     let number = match (kind, value) {
         (Bool, Value::Bool(is)) => i128::from(*is),

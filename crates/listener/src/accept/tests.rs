@@ -107,8 +107,8 @@ async fn a_connection_that_ends_at_the_moment_it_is_asked_to_leaves_room_for_the
     assert_eq!(open.refused(), 0);
 }
 
-/// `Notify::notify_one` stores a notification: that of an earlier end made the acceptor close a
-/// second connection at once.
+/// `Notify::notify_one` stores a notification: the one from an earlier end made the acceptor close
+/// a second connection at once.
 #[tokio::test(start_paused = true)]
 async fn one_connection_closes_for_one_that_comes() {
     let open = OpenConnections::new(32);

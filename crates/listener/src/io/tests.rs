@@ -131,7 +131,7 @@ async fn a_client_that_does_not_read_what_a_buffer_holds_is_cut_off() {
     }
 }
 
-/// The end of a connection sends what the stream holds.
+/// The end of a connection sends the bytes that the stream holds.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_does_not_read_the_end_of_a_connection_is_cut_off() {
     let (_client, far) = duplex(1024);

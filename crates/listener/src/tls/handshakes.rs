@@ -70,8 +70,8 @@ impl Handshakes {
 // === impl InProgress ===
 
 impl InProgress {
-    /// Gives up the handshake that began first, if it is slow; otherwise the one that began first
-    /// among those of the client that has the most.
+    /// Gives up the handshake that began first, if it is slow. Otherwise gives up the first of the
+    /// client that has the most handshakes.
     fn give_up(&mut self, now: Time) {
         if self.begun.front().is_some_and(|first| now.since(first.at) > SLOW) {
             self.begun.pop_front();

@@ -1,4 +1,4 @@
-//! Compiles a `rate_limit`: what it allows, and the options of the limit.
+//! Compiles a `rate_limit`: its amounts, and the options of the limit.
 
 use std::num::{NonZeroU8, NonZeroU32};
 
@@ -29,7 +29,7 @@ pub(super) struct CompiledLimit {
 // === impl Compiler ===
 
 impl Compiler<'_> {
-    /// Returns `None` if `limit` is faulty, after reporting the fault. `flags` are those of the
+    /// Returns `None` if `limit` is faulty, after reporting the fault. `flags` are the flags of the
     /// descriptor, and `rule_path` ends with its level.
     pub(super) fn compiled_limit(
         &self,
@@ -110,7 +110,7 @@ struct Counted<'c> {
     own: LimitOptions,
     /// The options in force: its own, completed by the file's `defaults`.
     in_force: LimitOptions,
-    /// Its algorithm, without amounts; `None` if that is faulty.
+    /// The algorithm of the limit, without amounts; `None` if the algorithm is faulty.
     kind: Option<Algorithm>,
     rule_path: &'c RulePath,
 }
@@ -118,7 +118,7 @@ struct Counted<'c> {
 // === impl Counted ===
 
 impl Counted<'_> {
-    /// `flags` are those of the descriptor.
+    /// Compiles the limit; `flags` are the flags of the descriptor.
     fn compiled(&self, flags: &FlagOptions) -> Option<CompiledLimit> {
         let allowed = self.limit();
         let leasing = self.leasing();

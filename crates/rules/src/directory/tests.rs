@@ -66,7 +66,7 @@ fn follows_links_as_a_config_map_lays_them() {
     assert_eq!(names(outside.path(), Dotfiles::Skip), ["link/shop.yaml"]);
 }
 
-/// The names of the rule files, and what was left out.
+/// Returns the names of the rule files, and the files that were left out.
 fn found(dir: &Path, endings: Endings) -> (Vec<String>, Vec<(String, &'static str)>) {
     let Found { sources, left_out } = read_directory(dir, Dotfiles::Skip, endings).unwrap();
     (sources.into_iter().map(|source| source.name).collect(), left_out)

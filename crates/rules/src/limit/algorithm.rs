@@ -40,11 +40,11 @@ pub struct Burst {
     low: u32,
 }
 
-/// What rules need to know of an algorithm.
+/// The properties of an algorithm that rules use.
 struct Row {
     /// The name in rule files.
     name: &'static str,
-    /// Its part of [`Limit::identity`], by which counts are named: it never changes.
+    /// The algorithm's part of [`Limit::identity`], by which counts are named: it never changes.
     identity: u64,
     /// The most requests in a window, and why there are not more.
     requests_max: (u64, &'static str),
@@ -59,7 +59,7 @@ struct Row {
     /// Why its counts cannot exceed their limit, so that costs which are known afterwards cannot be
     /// counted whole, if they cannot.
     no_debt: Option<&'static str>,
-    /// What a limit of these requests and this window allows.
+    /// Returns the amount that a limit of these requests and this window allows, in words.
     words: fn(&str, &str, Limit) -> String,
 }
 
@@ -135,7 +135,7 @@ const CONCURRENCY: Row = Row {
     ..FIXED_WINDOW
 };
 
-/// The most slots: the stores count those of a pod in four bytes.
+/// Maximum number of slots: the stores count the slots of a pod in four bytes.
 const SLOTS_MAX: u64 = u32::MAX as u64;
 
 /// The maximum of `max_delay`: callers have given up long before.

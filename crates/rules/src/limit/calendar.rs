@@ -2,8 +2,8 @@
 //!
 //! A window begins at the first instant at which the clock of the zone shows its beginning or more.
 //! So a time that the clock skips counts from the end of the gap, and one that it shows twice from
-//! its first occurrence. The beginning of a window is never after that of the next one, and the end
-//! of each is the beginning of the next: windows leave no time out, and none lies in two.
+//! its first occurrence. The next window never begins before a window does, and the end of each
+//! window is the beginning of the next: windows leave no time out, and none lies in two.
 //!
 //! A window is numbered by the date on which it begins, so that number n + 1 follows n, and pods
 //! whose versions of the time zone database differ agree on the numbers. Where a zone has skipped a
@@ -30,12 +30,12 @@ pub struct Calendar {
 /// When a window begins within its day, week, month or year.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Anchor {
-    /// Of a year, from 1 to 12.
+    /// The month of a year, from 1 to 12.
     pub(crate) month: NonZeroU8,
-    /// Of a month or year, from 1 to 31: in a month with fewer days its last one. Of a week, from
-    /// 1, which is Monday, to 7.
+    /// For a month or year, the day of the month from 1 to 31; a month with fewer days has its last
+    /// one. For a week, the day from 1, which is Monday, to 7.
     pub(crate) day: NonZeroU8,
-    /// Of the day, from 0 to 1439.
+    /// The minute of the day, from 0 to 1439.
     pub(crate) minute: u16,
 }
 
@@ -60,9 +60,9 @@ pub(crate) struct Zone(u16);
 /// A time zone of the IANA database that is part of the program.
 struct Known {
     name: &'static str,
-    /// Of its name, so that it is the same in each process and version.
+    /// Hash of the name, so that a zone has one hash in each process and version.
     hash: u32,
-    /// Its rules, read at the first use.
+    /// The rules of the zone, read at the first use.
     rules: OnceLock<TimeZone>,
 }
 
@@ -83,11 +83,11 @@ const EPOCH: Date = date(1970, 1, 1);
 /// many days before the epoch.
 const DAYS_BEFORE_EPOCH: i64 = 719_162;
 
-/// The last second that is told apart: 31 December 9998, near the end of what `jiff` can represent.
+/// The last second that is told apart: 31 December 9998, near the end of the range of `jiff`.
 const LAST_SECOND: i64 = 253_370_678_400;
 
-/// A window's number differs by at most this from that of the date: by one where the anchor lies
-/// later in its period, and by one more where a zone has skipped or repeated a day.
+/// Maximum difference between the number of a window and the number of a date in it: one where the
+/// anchor lies later in its period, and one more where a zone has skipped or repeated a day.
 const STEPS: usize = 3;
 
 /// Compares names, whatever the case of their letters.
@@ -125,7 +125,8 @@ impl Zone {
         self.known().map_or(0, |known| known.hash)
     }
 
-    /// Returns the rules; those of UTC if the database had none, which a test excludes.
+    /// Returns the rules of the zone. If the database had none, which a test excludes, returns the
+    /// rules of UTC.
     fn rules(self) -> &'static TimeZone {
         static UTC: TimeZone = TimeZone::UTC;
         let Some(known) = self.known() else { return &UTC };

@@ -99,7 +99,7 @@ pub(super) fn shown(error: &serde_json::Error) -> String {
     }
 }
 
-/// Converts an object that was read to a request, or returns what is wrong with it.
+/// Converts an object that was read to a request, or returns its fault.
 pub fn from_object(object: Map<String, Value>) -> Result<Request, String> {
     let request = serde_json::from_value(object.into());
     request.map_err(|error| format!("not a RateLimitRequest: {error}"))

@@ -11,7 +11,7 @@
 //! | a tier and a user | also `tier, api, user` and `tier, user` |
 //! | a tier and an address, and no user | also `tier, api, ip` and `tier, ip` |
 //!
-//! An entry matches as in any request: the rule of its value, else that of its key alone.
+//! As in any request, an entry matches the rule of its value, or else the rule of its key alone.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -68,12 +68,12 @@ pub struct ScopedRequest {
 /// The entries of a descriptor.
 pub type Entries<'a> = SmallVec<[Entry<'a>; ENTRIES]>;
 
-/// What is wrong with one field of a request.
+/// A fault in one field of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldFault {
-    /// Its name, or `body`; at most 64 characters.
+    /// The name of the field, or `body`; at most 64 characters.
     pub field: String,
-    /// What is wrong, then what was expected.
+    /// The fault, then the expected value.
     pub message: String,
 }
 
@@ -206,7 +206,7 @@ impl FieldFaults {
 /// The fields of the body.
 const FIELDS: [&str; 4] = ["scope", "scope_value", "api", "cost"];
 
-/// What the body gives for each of [`FIELDS`], and the names that are wrong.
+/// The values that the body gives for [`FIELDS`], and the names that are wrong.
 struct Body {
     given: [Given; FIELDS.len()],
     faults: FieldFaults,
@@ -278,7 +278,7 @@ impl Given {
     }
 }
 
-/// Fills in what the body gives.
+/// Reads the values from the body.
 impl<'de> Visitor<'de> for Body {
     type Value = Self;
 

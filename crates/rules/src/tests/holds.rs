@@ -1,4 +1,4 @@
-//! The hold of a rule: what it says, which level is the id, and what settles it.
+//! The hold of a rule: its terms, the level that is the id, and the settlement.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Which rule a descriptor matches: MATCH, MERGE, SHADOW CONFIG, WILDCARD, SHARE_THRESHOLD and
+//! The rule that a descriptor matches: MATCH, MERGE, SHADOW CONFIG, WILDCARD, SHARE_THRESHOLD and
 //! METADATA.
 
 use super::*;

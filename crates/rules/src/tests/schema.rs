@@ -84,7 +84,7 @@ fn the_page_of_all_keys_is_up_to_date() {
     is_up_to_date("docs/rules-list.md", &page);
 }
 
-/// What a value takes, in words.
+/// Returns the values that an option takes, in words.
 fn takes(value: &Value) -> String {
     if let Some(reference) = value["$ref"].as_str() {
         let name = reference.rsplit('/').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What an end that a pod reads ends, and what it charges.
+//! The starts that an end ends when a pod reads it, and the costs that it charges.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -69,7 +69,7 @@ impl Scene {
         }
     }
 
-    /// Whether something may have released what a start holds.
+    /// Whether something may have released the hits that a start holds.
     pub fn was(&self, place: usize, at: usize, by: By) -> Was {
         let Some(pod) = &self.pods[place] else { return Was::Held };
         let start = &self.starts[at];
@@ -101,7 +101,7 @@ impl Scene {
         let blank_ms = start.blank_ms.take_if(|_| start.pod == number);
         let of_tokens = start.plan.tokens > 0;
         match start.stage {
-            // Its pod may not have entered it yet: then it finds its end.
+            // The pod may not have entered the start yet. It finds the end when it does.
             Stage::Asking if is_here && is_known => {
                 start.ended.get_or_insert(Ended::ByLog(cost));
                 start.logged_ms = cost.filter(|_| start.rule.holds()).map(|_| now);
@@ -133,8 +133,8 @@ impl Scene {
         }
     }
 
-    /// The end of a request whose id others have too may be taken for that of another one: of them
-    /// nothing is sure, but that none of them holds for longer than its time.
+    /// Ends a request that shares its id. The end may be taken for the end of another request of
+    /// that id, so nothing is sure of all of them, except that none holds for longer than its time.
     fn end_shared_by_log(&mut self, place: usize, at: usize, cost: Option<u64>) {
         let now = self.now();
         let Some(pod) = &mut self.pods[place] else { return };
@@ -143,13 +143,14 @@ impl Scene {
         pod.tainted.insert(id);
         pod.may_be_proved(Owner::UNKNOWN, true);
         self.shown.shared_by_log += 1;
-        // It may also have ended one that holds tokens where its own holds none.
+        // The end may also have ended another start, which holds tokens, in place of one that holds
+        // none.
         pod.early.entry(id).or_insert((cost, now));
         self.tokens.count_perhaps(cost.unwrap_or(0));
         self.note_due(number, cost.unwrap_or(0));
     }
 
-    /// An entry of the log says that a request was denied by one of its filters.
+    /// Takes an entry of the log for a request that one of its filters denied.
     pub fn take_denied(&mut self, place: usize, at: usize) {
         let now = self.now();
         let Some(pod) = &mut self.pods[place] else { return };
@@ -181,7 +182,8 @@ impl Scene {
             Was::Held if of_tokens && start.rule.is_watched() != counts_whole => {
                 Was::HeldUnderAnother
             }
-            // As an entry of the log: where nothing is held, nothing is counted here.
+            // The call counts like an entry of the log: where nothing is held, nothing is counted
+            // here.
             Was::PerhapsByCall if !counts_whole => Was::PerhapsByLog,
             was => was,
         };
@@ -207,7 +209,8 @@ impl Scene {
         }
     }
 
-    /// Notes what the end of one start of a shared id may have done to others of that id.
+    /// Notes the effects that the end of one start of a shared id may have on the other starts of
+    /// it.
     fn taint_by_call(&mut self, place: usize, at: usize, is_here: bool, was: Was) {
         let now = self.now();
         let Some(pod) = &mut self.pods[place] else { return };
@@ -229,11 +232,11 @@ impl Scene {
         if !is_its_first && !is_of_denied {
             pod.tainted.insert(start.plan.id);
         }
-        // It may have ended a start of another owner, and so proved that that one lives.
+        // The end may have ended a start of another owner, and so proved that that owner lives.
         pod.owners.values_mut().for_each(|it| it.may_be_proved |= it.left_ms.is_some());
     }
 
-    /// A call ends what a start holds. Returns whether its cost is still to be counted whole.
+    /// Ends a start by a call. Returns whether its whole cost has still to be counted.
     fn settle_by_call(&mut self, place: usize, at: usize, cost: u64, was: Was) -> bool {
         let releases = self.script.terms.releases;
         let Some(number) = self.pods[place].as_ref().map(|pod| pod.number) else { return false };
@@ -250,7 +253,8 @@ impl Scene {
         false
     }
 
-    /// Whether the cost of a call that ends nothing is counted whole: the log has not told it.
+    /// Whether the cost of a call that ends nothing is counted whole: no entry of the log has
+    /// stated it.
     fn is_told_by_call_alone(&mut self, place: usize, at: usize, cost: u64) -> bool {
         let now = self.now();
         let Some(pod) = &self.pods[place] else { return false };
@@ -278,7 +282,7 @@ impl Scene {
         false
     }
 
-    /// Counts the cost that a call tells of a start of which nothing is held.
+    /// Counts the cost of a call that ends a start without a hold.
     fn count_by_call(&mut self, place: usize, at: usize, cost: u64) {
         let Some(pod) = &self.pods[place] else { return };
         let (number, plan) = (pod.number, &self.starts[at].plan);

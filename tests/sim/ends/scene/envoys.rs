@@ -1,4 +1,4 @@
-//! What Envoys do: connections, requests, ends and signs of life.
+//! Actions of Envoys: connections, requests, ends and signs of life.
 
 use ratelease_engine::limiter::owners::ClosedBy;
 
@@ -99,7 +99,7 @@ impl Scene {
         self.send(envoy % PLACES, Message::Start { at, conn });
     }
 
-    /// Its Envoy has no answer for it.
+    /// Fails a request that gets no answer.
     pub fn fail(&mut self, at: usize) {
         let (now, start) = (self.now(), &mut self.starts[at]);
         if start.envoy != AtEnvoy::Waits {

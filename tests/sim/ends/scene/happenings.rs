@@ -1,4 +1,4 @@
-//! What happens to pods, Envoys and Redis.
+//! Events that befall pods, Envoys and Redis.
 
 use ratelease_engine::limiter::owners::ClosedBy;
 use ratelease_rules::key::KeyHasher;
@@ -74,7 +74,8 @@ impl Scene {
     fn kill_pod(&mut self, place: usize, back_ms: u64) {
         let Some(pod) = self.pods[place].take() else { return };
         let now = self.now();
-        // What it had leased stays counted, and what it had not reported yet is forgotten.
+        // Tokens that the pod had leased stay counted. Costs that it had not reported yet are
+        // forgotten.
         let tokens = self.idle_tokens(&pod);
         let reported = self.redis.flow().owed.get(&pod.number).copied().unwrap_or(0);
         self.tokens.most += tokens;
@@ -91,7 +92,7 @@ impl Scene {
         self.plan(now + back_ms, Action::StartPod(place));
     }
 
-    /// What a start holds stays counted for ever.
+    /// Loses a start with its pod: the hits that it holds stay counted.
     pub fn strand(&mut self, pod: &Pod, at: usize) {
         let may_be_released = self.may_be_released(pod, &self.starts[at]);
         let comes_back = may_be_released && self.script.terms.releases;
@@ -100,7 +101,7 @@ impl Scene {
         start.slots = None;
         match start.tokens.take() {
             Some(Held { is_watched: false, .. }) | None => {}
-            // Its end may have settled another one of its id.
+            // The end of this start may have settled another start of its id.
             Some(Held { hits, .. }) if start.plan.is_shared || comes_back => {
                 self.tokens.count_perhaps(hits);
             }
@@ -108,7 +109,7 @@ impl Scene {
         }
     }
 
-    /// An Envoy is gone, with its requests: nothing tells of their end.
+    /// Ends an Envoy and its requests, of whose end no message is sent.
     fn kill_envoy(&mut self, envoy: usize, back_ms: u64) {
         if !self.envoys[envoy].is_alive {
             return;

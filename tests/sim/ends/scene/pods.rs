@@ -1,4 +1,4 @@
-//! What a pod reads, and what it then holds by the model.
+//! Messages that a pod reads, and the hits that it then holds by the model.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -83,7 +83,8 @@ impl Scene {
         let has_slots = start.plan.slots == 0 || pod.version.0.is_watched();
         let has_tokens = start.plan.tokens == 0 || start.rule.is_watched();
         if start.plan.is_shared && !(has_slots && has_tokens) {
-            // It holds nothing, or of another count: its end may be taken for that of another one.
+            // The start holds nothing, or hits of another count. So its end may be taken for the
+            // end of another start.
             pod.tainted.insert(start.plan.id);
         }
         pod.starts.insert(at);
@@ -136,7 +137,7 @@ impl Scene {
             }
             let is_alone = start.tokens.is_some_and(|held| !held.is_leased);
             if start.plan.is_shared && is_alone {
-                // What an end of its id settles need not be counted.
+                // The cost that an end of this id settles need not be counted.
                 let (id, pods) = (start.plan.id, self.pods.iter_mut().flatten());
                 pods.for_each(|pod| _ = pod.number == number && pod.tainted.insert(id));
             }
@@ -234,7 +235,7 @@ impl Scene {
         if let Some(pod) = self.pod_of_mut(number).filter(|_| !is_shared) {
             pod.asides.remove(&at);
         }
-        // What a failure mode admitted may stay counted.
+        // Hits that a failure mode admitted may stay counted.
         if let Some(Held { hits, is_leased: false, is_watched: true, .. }) = tokens {
             self.tokens.count_perhaps(hits);
         }
@@ -256,7 +257,8 @@ impl Scene {
                     aside.seen_ms = now;
                 }
             }
-            // Its own start may be over, and another one of its id, or a candidate's, be known.
+            // The start itself may be over. A start of the same id, or the candidate's, may be
+            // known in its place.
             let owner = self.starts[*at].owner;
             let is_whole = self.starts[*at].holds() && !self.starts[*at].plan.is_shared;
             if is_known && !is_whole {
@@ -281,8 +283,8 @@ impl Scene {
     }
 }
 
-/// Notes that something proves that the owner of a start lives. If it may be gone already, nothing is
-/// known.
+/// Notes that something proves that the owner of a start lives. If it may be gone already, nothing
+/// is known.
 pub fn prove(owners: &mut BTreeMap<Owner, Presence>, start: &mut Start, now: u64) {
     let Some(presence) = owners.get_mut(&start.owner) else { return };
     let Some(left_ms) = presence.left_ms else { return };

@@ -27,7 +27,7 @@ pub fn add(mut plan: Plan, rng: &mut Rng) -> Plan {
         let rule = &mut plan.rules[at];
         rule.draw_costs(rng);
         if plan.mood == Mood::Audit {
-            // What a pod admits alone may be paid for by a lease, or not.
+            // An audit has no hits that a pod admits alone: a lease may pay for them, or not.
             (rule.failure_mode, rule.charge_denied) = (rng.pick(&["error", "deny"]), false);
         }
         let RulePlan { costs, carry_debt, charge_denied, .. } = *rule;
@@ -96,7 +96,7 @@ pub fn plan_of_slots(seed: u64, rng: &mut Rng) -> Plan {
     if lasts_ms > 1_500 {
         (ends.never_percent, ends.early_percent, ends.elsewhere_percent) = (0, 0, 0);
     }
-    // So far away that a request has no time for one ask after the other.
+    // The longest way leaves a request no time for one ask after another.
     let way_ms = rng.pick(&[0, 1, 2, 10]);
     let jitter_ms = rng.below(way_ms + 1);
     let weather = Weather { way_ms, jitter_ms, ..plan.weather };

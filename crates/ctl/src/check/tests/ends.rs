@@ -1,5 +1,5 @@
-//! How requests end, in a whole configuration and in parts of one. The file is long: all tests change
-//! the same configuration.
+//! How requests end, in a whole configuration and in parts of one. The file is long: all tests
+//! change the same configuration.
 
 use ratelease_rules::{Options, load};
 
@@ -210,7 +210,7 @@ fn a_log_whose_entries_end_nothing_is_a_finding() {
             "the descriptor of shop.user.id has filter_state['ratelease.id']",
         )],
     );
-    // A log for something else is none for ratelease.
+    // A log with another name, tag and cluster is no log for ratelease.
     expect(
         &[
             ("log_name: ratelease", "log_name: all"),

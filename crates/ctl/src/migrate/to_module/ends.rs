@@ -1,5 +1,5 @@
-//! How requests end: the module sees each stream end, so the access log that tells ratelease of ends
-//! leaves, with the id that connects its entries with calls.
+//! How requests end. The module sees each stream end, so the access log that reports ends to
+//! ratelease is removed, with the id that connects its entries with calls.
 
 use serde_json::{Value, json};
 
@@ -75,7 +75,7 @@ pub(super) fn name_stream(action: &mut Value) {
     }
 }
 
-/// Removes what sets the id, if nothing reads it any more.
+/// Removes the action that sets the id, if nothing reads the id any more.
 pub(super) fn leave_id(manager: &mut Value) {
     let mut without = manager.clone();
     remove_id(&mut without);

@@ -9,9 +9,13 @@ use super::{
     text, type_of,
 };
 
-/// The names of messages.
+/// The message of Envoy's rate limit filter.
 pub(super) const FILTER: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimit";
+
+/// The message of Envoy's local rate limit filter, which has a list of its own.
 const LOCAL_FILTER: &str = "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit";
+
+/// The message of the connection manager, which holds the filters and the routes.
 const MANAGER: &str =
     "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 
@@ -41,7 +45,7 @@ pub(super) fn bootstrap(bootstrap: &mut Value) -> Option<Findings> {
     Some(findings)
 }
 
-/// What is carried through the listeners.
+/// The state that is carried through the listeners.
 #[derive(Debug)]
 struct Rewriter<'f> {
     findings: &'f mut Findings,
@@ -187,7 +191,7 @@ fn remove_cluster(bootstrap: &mut Value, name: &str) {
 }
 
 /// Whether a value names a cluster. Fields that cannot do so are left out: a domain often has the
-/// name of its service, and a cluster that of the module.
+/// name of its service, and a cluster the name of the module.
 fn names(value: &Value, name: &str) -> bool {
     match value {
         Value::String(text) => text == name,

@@ -1,9 +1,10 @@
-//! The routes: their `rate_limits` and those of their virtual hosts become the configuration of the
-//! module's filter.
+//! The routes: the `rate_limits` of routes and of their virtual hosts become the configuration of
+//! the module's filter.
 //!
-//! Envoy takes the rate limits of the most specific configuration of its filter, else those of the
-//! filter, else those of the route, and by `vh_rate_limits` those of the virtual host. A module is
-//! given the most specific configuration alone, so that has to hold the whole list.
+//! Envoy takes the rate limits of the first of these that has some: the most specific configuration
+//! of its filter, the filter, the route. `vh_rate_limits` decides whether the list of the virtual
+//! host is added. A module is given the most specific configuration alone, so that configuration
+//! has to hold the whole list.
 
 use serde_json::{Value, json};
 
@@ -11,7 +12,10 @@ use super::{
     Findings, Trail, URL, get, get_mut, items, items_mut, library, review, set, take, text, type_of,
 };
 
+/// The message of a route's configuration of the filter.
 const PER_ROUTE: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute";
+
+/// The message that wraps a configuration of a filter that may be disabled.
 const FILTER_CONFIG: &str = "envoy.config.route.v3.FilterConfig";
 
 /// The local rate limit filter has lists of its own, which stay.
@@ -23,14 +27,15 @@ const LOCAL_URL: &str =
 pub(super) struct Filter {
     /// The key of its configuration of routes.
     pub(super) name: String,
-    /// Whether it has `rate_limits`, so that those of routes and virtual hosts count for nothing.
+    /// Whether the filter has `rate_limits`, so that the lists of routes and virtual hosts count
+    /// for nothing.
     pub(super) has_limits: bool,
 }
 
 /// How the routes of a connection manager are rewritten.
 #[derive(Debug)]
 pub(super) struct Routes<'f> {
-    /// Its rate limit filters.
+    /// The rate limit filters of the connection manager.
     pub(super) filters: &'f [Filter],
     /// Whether the lists stay where they are too: Envoy's local rate limit filter reads them.
     pub(super) keeps_lists: bool,
@@ -38,7 +43,7 @@ pub(super) struct Routes<'f> {
     pub(super) node_cluster: Option<&'f str>,
 }
 
-/// What a filter is to do for a route: a list, perhaps in another domain.
+/// The effect that a filter is to have for a route: a list, perhaps in another domain.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Wanted {
     domain: String,
@@ -97,8 +102,8 @@ impl Routes<'_> {
         }
     }
 
-    /// Writes what all routes of a virtual host share, and returns it; `None` if the lists of
-    /// routes and virtual hosts count for nothing.
+    /// Writes the configuration that all routes of a virtual host share, and returns it; `None` if
+    /// the lists of routes and virtual hosts count for nothing.
     fn for_host(
         &self,
         host: &mut Value,
@@ -146,7 +151,7 @@ impl Routes<'_> {
         let Some(inherited) = inherited.filter(|_| !is_moved) else {
             self.convert(route, filter, false);
             if !is_moved {
-                // Its own configuration hides that of the virtual host, and has no list.
+                // The route's own configuration hides the virtual host's, and has no list.
                 write(route, filter, &wanted(own, lists_of(action, above)));
             }
             return;
@@ -158,7 +163,7 @@ impl Routes<'_> {
         }
     }
 
-    /// A weighted cluster with a configuration of its own.
+    /// Writes the configuration of a weighted cluster that has a configuration of its own.
     fn for_cluster(&self, cluster: &mut Value, route: &Value, above: &[&Value], filter: &Filter) {
         let original = cluster.clone();
         let Some(own) = per_route([&original], filter) else { return };
@@ -169,8 +174,9 @@ impl Routes<'_> {
         }
     }
 
-    /// Wraps the configuration of a filter that is here, if it has a list; one without is removed
-    /// from a route configuration, whose virtual hosts are given what it says.
+    /// Wraps the configuration of a filter that is here, if it has a list. A configuration without
+    /// a list is removed from a route configuration; its virtual hosts are given the settings that
+    /// it had.
     fn convert(&self, holder: &mut Value, filter: &Filter, is_top: bool) {
         let Some(entry) = entry_mut(holder, filter) else { return };
         let config =
@@ -185,7 +191,7 @@ impl Routes<'_> {
         *config = module_route(config.take());
     }
 
-    /// Reviews every list once, wherever it lies, and notes what the module refuses.
+    /// Reviews every list once, wherever it lies, and notes the parts that the module refuses.
     fn review(&self, value: &mut Value, at: &Trail, findings: &mut Findings) {
         match value {
             Value::Array(items) => {
@@ -231,7 +237,7 @@ fn lists_of<'v>(action: &'v Value, above: &[&'v Value]) -> Lists<'v> {
     }
 }
 
-/// What Envoy does with the lists: `own` is the most specific configuration of the filter.
+/// Returns Envoy's result for the lists: `own` is the most specific configuration of the filter.
 fn wanted(own: Option<&Value>, lists: Lists<'_>) -> Wanted {
     let Lists { route, host, includes_host } = lists;
     let option = own.map_or("", |own| text(own, "vh_rate_limits"));
@@ -246,7 +252,7 @@ fn wanted(own: Option<&Value>, lists: Lists<'_>) -> Wanted {
     Wanted { domain, limits: route.iter().chain(host).cloned().collect() }
 }
 
-/// The configuration of a route for the module, from that of the rate limit filter.
+/// Turns a route's configuration of the rate limit filter into its configuration of the module.
 fn module_route(config: Value) -> Value {
     json!({
         "@type":

@@ -1,4 +1,4 @@
-//! Bootstraps in the shapes that people write, and what they become.
+//! Bootstraps in the shapes that people write, and the bootstraps that they become.
 
 use serde_json::json;
 
@@ -69,7 +69,10 @@ fn rewritten(mut bootstrap: Value) -> (Value, Vec<String>) {
     (bootstrap, shown.collect())
 }
 
+/// The place of the connection manager in a rewritten bootstrap.
 const AT: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
+
+/// The place of the virtual hosts in a connection manager.
 const HOSTS: &str = "/route_config/virtual_hosts";
 
 fn at<'v>(value: &'v Value, path: &str) -> Option<&'v Value> {

@@ -1,5 +1,5 @@
-//! Slots of several pods in virtual time: what they are lent, what they get back, and what clocks that
-//! jump do to that.
+//! Slots of several pods in virtual time: how many they are lent, how many they get back, and the
+//! effect of clocks that jump.
 
 use proptest::prelude::*;
 use ratelease_rules::key::Key;
@@ -8,6 +8,8 @@ use ratelease_rules::{Algorithm, Limit, Unit};
 use super::*;
 
 const NOON: u64 = 1_700_000_000_250_000;
+
+/// Microseconds in a second.
 const SECOND: u64 = 1_000_000;
 
 fn micros(span: Duration) -> u64 {
@@ -119,7 +121,7 @@ fn slots_on_their_way_are_counted_after_a_count_was_lost() {
     let mut count = Count::new(20);
     let mut lent = 0;
     for order in 5..11 {
-        // It received eight of the asks before, which are in use.
+        // The pod received eight slots of the asks before, which are in use.
         let slots = Some(Slots { pod: 1, held: 8, order, since: 1, received: 8 });
         lent += count.step(&Ask { want: 2, slots, ..Count::new(20).ask() }).tokens;
     }
@@ -275,7 +277,7 @@ struct Pod {
     asks_at: u64,
 }
 
-/// What a fleet does in a tenth of a second, and how far the clock is off then.
+/// The events of a fleet in a tenth of a second.
 #[derive(Debug, Clone)]
 struct Tick {
     pod: usize,
@@ -312,7 +314,7 @@ impl Fleet {
         self.pods.iter().map(|pod| pod.held).sum()
     }
 
-    /// A pod's ask; what a reply that `is_lost` lent is not used.
+    /// A pod's ask; the pod does not use the slots of a reply that `is_lost`.
     fn ask(&mut self, at: usize, want: u64, is_lost: bool) {
         let pod = &mut self.pods[at];
         let grant = self.count.lent(at as u64, pod.held, want);
@@ -337,8 +339,8 @@ impl Fleet {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// The clock of the server, or of the one that takes over, jumps by less than a state is kept, and
-    /// not again before each pod has asked.
+    /// The clock of the server, or of the one that takes over, jumps by less than a state is kept,
+    /// and not again before each pod has asked.
     #[test]
     fn pods_that_ask_in_time_never_hold_more_than_the_limit_whatever_clocks_do(
         limit in 1..20u64,
@@ -401,7 +403,7 @@ proptest! {
 fn the_text_of_a_state_is_read_and_no_other() {
     let pod = |number: u64, slots: u32, seen: u64| {
         let seen = seen.to_be_bytes();
-        // The number of its ask, and what was lent since, are not shown.
+        // The number of the pod's last ask, and the slots lent since, are not shown.
         [&number.to_be_bytes()[..], &slots.to_be_bytes(), &seen[2..], &[1; 8]].concat()
     };
     let times = [NOON / 1_000, 9_000].map(|time| time.to_be_bytes()[2..].to_vec()).concat();

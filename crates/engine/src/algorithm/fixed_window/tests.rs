@@ -121,7 +121,8 @@ proptest! {
         limit in 0..50u64,
         steps in proptest::collection::vec((0..400_000u64, 0..40u64, 0..4u64, 0..40u64), 1..200),
     ) {
-        // Pods give back only what they hold, so the tokens held in a window stay within the limit.
+        // Pods give back only tokens that they hold, so the tokens held in a window stay within the
+        // limit.
         let (mut now, mut state, mut out, mut of) = (NOON, None, 0, 0);
         for (pause, want, need, back) in steps {
             now += pause;

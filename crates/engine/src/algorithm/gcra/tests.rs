@@ -43,7 +43,7 @@ fn a_token_may_take_less_than_a_tick() {
 }
 
 proptest! {
-    /// No debt that a step can leave exceeds what a double represents exactly.
+    /// A double represents exactly every debt that a step can leave.
     #[test]
     fn every_number_is_one_that_a_script_counts_exactly(
         requests in any_amount(), amount in any_amount(), unit in proptest::sample::select(Unit::ALL.to_vec()),

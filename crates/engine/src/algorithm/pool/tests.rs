@@ -8,6 +8,8 @@ use super::*;
 use crate::ask::{Deposit, Return};
 
 const NOON: u64 = 1_700_000_000_250_000;
+
+/// A second, for the lengths of leases.
 const SECOND: Duration = Duration::from_secs(1);
 
 fn look(algorithm: Algorithm) -> Ask {

@@ -104,7 +104,7 @@ proptest! {
             let (next, grant) = step(state, now, &by);
             let back = u128::from(back.map_or(0, |back| back.tokens)) * exact.token();
             exact.add(back);
-            // Spends in the exact bucket what was spent in the tested one.
+            // Spends in the exact bucket as many tokens as were spent in the tested one.
             let spent = if charge_denied && grant.tokens == 0 && need > 0 && grant.left == 0 {
                 let before = Ask { want: u64::MAX, need: 0, ..by };
                 step(state, now, &before).1.tokens

@@ -8,8 +8,8 @@
 //! once the store is back.
 //!
 //! Where the store is far away, an ask may leave while others are out, as for all keys. Its number
-//! tells the store if another one has overtaken it, and it says which slots the pod has received: the
-//! store adds those that are on their way.
+//! tells the store if another one has overtaken it, and it says which slots the pod has received:
+//! the store adds those that are on their way.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -27,8 +27,8 @@ use crate::time::Time;
 /// watched keys, there is an ask a second.
 const RENEWED_AFTER: Duration = Duration::from_millis(800);
 
-/// Where few slots are left, idle ones are kept only for what this pod needs in this time: another
-/// pod may wait for them.
+/// Where few slots are left, idle ones are kept only for the demand of this pod in this time:
+/// another pod may wait for them.
 const KEPT_FOR: Duration = Duration::from_millis(50);
 
 /// Slots that a failure mode admits: of no lease.
@@ -63,7 +63,8 @@ impl KeyState {
         self.number = self.number.saturating_add(slots);
     }
 
-    /// What an ask states: the slots in use and those that lie idle. Each ask has the next number.
+    /// The slots that an ask states: those in use and those that lie idle. Each ask has the next
+    /// number.
     pub(super) fn stated(&self, visit: &Visit<'_>) -> Option<Slots> {
         if !self.is_of_slots() {
             return None;
@@ -81,8 +82,8 @@ impl KeyState {
         self.buffer.make_cold().slots_asked = SlotsAsked { since, received };
     }
 
-    /// Whether the distance of the store is not known yet. Then a slot is asked for as if it were far
-    /// away, since nothing pays later for one that a failure mode admits.
+    /// Whether the distance of the store is not known yet. Then a slot is asked for as if it were
+    /// far away, since nothing pays later for one that a failure mode admits.
     pub(super) fn is_unmeasured(&self) -> bool {
         self.is_of_slots() && self.buffer.replied_at() == Time::default()
     }
@@ -97,8 +98,8 @@ impl KeyState {
     pub(super) fn release(&mut self, taken: LeasedTokens, visit: &mut Visit<'_>) {
         let now = visit.now;
         let slots = self.end_use(taken.tokens);
-        // A failure mode has admitted them; or the slots of other requests that run are more than the
-        // limit; or nothing is known of the count any more, since its limit was lowered.
+        // A failure mode has admitted them; or the slots of other requests that run are more than
+        // the limit; or nothing is known of the count any more, since its limit was lowered.
         let is_alone = taken.ends == ALONE.ends;
         if is_alone || self.is_beyond_limit(slots, now) || !self.buffer.is_live(now) {
             visit.asks.extend((self.asking == 0).then(|| self.statement(visit)));
@@ -131,8 +132,8 @@ impl KeyState {
         ended.into()
     }
 
-    /// Gives back at once what this pod will not use soon, above all where few slots are left:
-    /// another pod may wait for them.
+    /// Gives back at once the slots that this pod will not use soon, above all where few slots are
+    /// left: another pod may wait for them.
     pub(super) fn give_back_unused(&mut self, visit: &mut Visit<'_>) {
         let is_free = self.is_of_slots() && self.asking == 0 && self.buffer.is_live(visit.now);
         if is_free && self.drop_idle(visit) {
@@ -140,8 +141,9 @@ impl KeyState {
         }
     }
 
-    /// The same after a reply to `ask`, which lent so many `tokens`. Also states the slots of this pod
-    /// if the store counts more: some were given back meanwhile, and do not lie idle.
+    /// Gives back unused slots, as [`KeyState::give_back_unused`] does, after a reply to `ask`,
+    /// which lent so many `tokens`. Also states the slots of this pod if the store counts more:
+    /// some were given back meanwhile, and do not lie idle.
     pub(super) fn give_back_after(&mut self, ask: &Ask, tokens: u64, visit: &mut Visit<'_>) {
         let Some(Slots { held, received, .. }) = ask.slots.filter(|_| self.is_of_slots()) else {
             return;
@@ -210,8 +212,9 @@ impl KeyState {
         }
     }
 
-    /// The same with an ask that does not count as out: only where the key sends no later one to the
-    /// same store, which might arrive first.
+    /// Gives back all idle slots, as [`KeyState::give_back_idle`] does, with an ask that does not
+    /// count as out. Call it only where the key sends no later ask to the same store, which might
+    /// arrive first.
     pub(super) fn give_back_last(&mut self, visit: &mut Visit<'_>) {
         if self.drain_idle(visit.now) {
             let (slots, purpose) = (self.stated(visit), Purpose::Return);
@@ -226,7 +229,7 @@ impl KeyState {
         idle > 0 && self.asking == 0
     }
 
-    /// An ask that states what the pod has, and wants nothing.
+    /// An ask that states the slots of the pod, and wants nothing.
     pub(super) fn statement(&mut self, visit: &Visit<'_>) -> Ask {
         self.note_asked(visit.now);
         let slots = self.stated(visit);
@@ -241,8 +244,8 @@ impl KeyState {
         self.buffer.take_excess(kept, policy.kind, now).is_some()
     }
 
-    /// Idle slots that the pod keeps: none without demand, few where a pod's part of what is left
-    /// is no slot, else what the demand uses in about a lease.
+    /// Idle slots that the pod keeps: none without demand, few where a pod's part of the slots left
+    /// is less than one, else the number that the demand uses in about a lease.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
     fn kept_idle(&self, visit: &Visit<'_>) -> u64 {
         let now = visit.now;

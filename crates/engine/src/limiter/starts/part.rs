@@ -1,5 +1,5 @@
-//! A part of the table of open starts: the starts of some requests, under one lock, with the notes of
-//! ends and denials. Pure: `now` is an argument.
+//! A part of the table of open starts: the starts of some requests, under one lock, with the notes
+//! of ends and denials. Pure: `now` is an argument.
 
 use std::collections::{HashMap, HashSet};
 use std::mem::{size_of, take};
@@ -25,8 +25,8 @@ const CROWDED: usize = PART_MAX / 4 * 3;
 /// The holds that a key may have in a crowded part: some 128 in all.
 pub(super) const FEW: u32 = 4;
 
-/// Below this number in a part, the holds of each key are counted no more. It is far below [`CROWDED`],
-/// where the counting begins, since a count looks at all holds.
+/// Below this number in a part, the holds of each key are counted no more. It is far below
+/// [`CROWDED`], where the counting begins, since a count looks at all holds.
 const UNCROWDED: usize = CROWDED / 2;
 
 /// Above this number in a part, only slots are held.
@@ -42,11 +42,12 @@ pub(super) const BLANK_MAX: usize = PART_MAX / 8;
 /// How long a denied start waits for its end, which Envoy sends as soon as it has the denial.
 const DENIAL_REMEMBERED: Duration = Duration::from_secs(1);
 
-/// How long the end that a call tells waits for its start, which another connection may bring later.
+/// How long the end that a call tells waits for its start, which another connection may bring
+/// later.
 const CALLED_REMEMBERED: Duration = Duration::from_secs(1);
 
-/// How long the end that a log tells waits for its start: as long as a call of Envoy may be under way,
-/// by the time-outs of the recipes, at least.
+/// How long the end that a log tells waits for its start: as long as a call of Envoy may be under
+/// way, by the time-outs of the recipes, at least.
 const END_REMEMBERED: Duration = Duration::from_secs(5);
 
 /// The largest number of notes of each generation in a part: 64 Ki of each kind in all.
@@ -83,7 +84,8 @@ pub(super) struct Part {
     len: usize,
     /// Number of such places.
     places: usize,
-    /// Number of holds and places of a key, counted only while there are so many in all that it matters.
+    /// Number of holds and places of a key, counted only while there are so many in all that it
+    /// matters.
     of_key: Option<HashMap<Key, u32, RandomState>>,
     /// Number of holds of any hits.
     pub(super) in_force: usize,
@@ -324,8 +326,8 @@ impl Part {
         Some((hold, owner))
     }
 
-    /// Ends a start by its verdict, whose leases are still asked for. Returns false if there is none
-    /// that `is_meant`.
+    /// Ends a start by its verdict, whose leases are still asked for. Returns false if there is
+    /// none that `is_meant`.
     fn end_asking(&mut self, id: HoldId, is_meant: impl Fn(&Start) -> bool) -> bool {
         let asks = |start: &&mut Start| start.asks_for(id.descriptor) && is_meant(start);
         let asking = self.starts(id.request).find(asks);
@@ -369,8 +371,8 @@ impl Part {
         ids.filter(|id| self.settled.take_one(*id, now)).count() > 0
     }
 
-    /// Ends the starts of a request that another filter has denied. If a descriptor of a start was denied
-    /// too, the start is of another request with this id.
+    /// Ends the starts of a request that another filter has denied. If a descriptor of a start was
+    /// denied too, the start is of another request with this id.
     pub(super) fn end_denied(&mut self, id: RequestId, now: Time) -> Held {
         let mut held = Held::new();
         for number in self.one_of_each_descriptor(id) {
@@ -388,8 +390,8 @@ impl Part {
         held
     }
 
-    /// The numbers of the starts that one end is of: those that have not ended, the oldest first, but
-    /// for starts of a descriptor that an older one has too. Each filter of Envoy makes one.
+    /// The numbers of the starts that one end is of: those that have not ended, the oldest first,
+    /// but for starts of a descriptor that an older one has too. Each filter of Envoy makes one.
     pub(super) fn one_of_each_descriptor(&mut self, id: RequestId) -> SmallVec<[u32; 2]> {
         // As nearly always: nothing is to be compared.
         if let Some([start]) = self.requests.get(&id).map(SmallVec::as_slice) {
@@ -439,8 +441,8 @@ impl Part {
         Some((owner, start.held))
     }
 
-    /// Removes the start of a candidate that came with `start`: the first one after it. Other filters
-    /// of Envoy may have asked about the same request before.
+    /// Removes the start of a candidate that came with `start`: the first one after it. Other
+    /// filters of Envoy may have asked about the same request before.
     pub(super) fn forget_aside(&mut self, id: StartId) -> Option<Held> {
         let is_after = |number: u32| number.wrapping_sub(id.number) < u32::MAX / 2;
         let aside = self.starts(id.request).find(|it| it.is_aside && is_after(it.number))?.number;
@@ -611,8 +613,8 @@ impl Part {
         of_key
     }
 
-    /// Whether a further request may hold something of `key`. The last eighth of the room is for slots,
-    /// which cannot be given without it.
+    /// Whether a further request may hold something of `key`. The last eighth of the room is for
+    /// slots, which cannot be given without it.
     fn has_room(&self, (key, is_of_slots): (Key, bool)) -> bool {
         let of_key = || self.of_key.as_ref()?.get(&key);
         let is_few = || of_key().is_none_or(|held| *held < FEW);

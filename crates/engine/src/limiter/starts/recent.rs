@@ -1,5 +1,5 @@
-//! A map that forgets: what was noted is found for a while, and its memory is bounded. Pure: `now`
-//! is an argument.
+//! A map that forgets: an entry is found for a while, and the memory of all entries is bounded.
+//! Pure: `now` is an argument.
 
 use std::collections::HashMap;
 use std::hash::Hash;

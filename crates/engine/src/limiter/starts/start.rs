@@ -1,4 +1,4 @@
-//! One start: what the descriptors of one call took, and what comes back of it.
+//! One start: the tokens that the descriptors of one call took, and the tokens that come back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::time::Time;
 /// A start is taken for ended once so many signs of life have not come in a row.
 const SIGNS_MISSED: u32 = 3;
 
-/// The shortest interval that is assumed: that of the recipes. The first sign may come soon after a
-/// start whose request was long in arriving.
+/// The shortest interval that is assumed: the interval of the recipes. The first sign may come soon
+/// after a start whose request was long in arriving.
 const SIGN_INTERVAL_MIN: Duration = Duration::from_secs(10);
 
 /// Added to that time, so that a log that is sent late is no silence.
@@ -100,11 +100,11 @@ pub(super) struct Start {
     pub(super) is_aside: bool,
     /// A start of the same call under another id, which few have.
     pub(super) next: Option<Box<StartId>>,
-    /// The key of the first hold to come, for which a place in the table is taken until then. A start
-    /// that holds nothing after its verdict is removed.
+    /// The key of the first hold to come, for which a place in the table is taken until then. A
+    /// start that holds nothing after its verdict is removed.
     pub(super) place: Option<Key>,
-    /// The hashes of the descriptors that are to hold something, which their ends have too, until the
-    /// verdict is made.
+    /// The hashes of the descriptors that are to hold something, which their ends have too, until
+    /// the verdict is made.
     pub(super) descriptors: SmallVec<[u64; 2]>,
     /// The holds of its descriptors, each with the hash that the end has too.
     pub(super) held: SmallVec<[(u64, Hold); 1]>,
@@ -130,8 +130,8 @@ impl Start {
         about_to.chain(self.held.iter().map(|(of, _)| *of))
     }
 
-    /// Whether it waits for its verdict, and is to hold something for this descriptor, whose cost is
-    /// not known.
+    /// Whether it waits for its verdict, and is to hold something for this descriptor, whose cost
+    /// is not known.
     pub(super) fn asks_for(&self, descriptor: u64) -> bool {
         matches!(self.phase, Phase::Asking | Phase::Ended(End::Unknown))
             && self.descriptors.contains(&descriptor)
@@ -213,7 +213,8 @@ impl Hold {
         Unspent { key, limit, tokens: LeasedTokens { tokens, ..taken }, alone, carry_debt }
     }
 
-    /// Forgets what paid for it, since an operator has reset the count: nothing of it comes back.
+    /// Forgets the tokens that paid for the hold, since an operator has reset the count: nothing of
+    /// it comes back.
     pub(super) fn forget_tokens(&mut self) {
         self.taken.tokens = 0;
         self.alone = 0;
@@ -224,7 +225,7 @@ impl Hold {
 
 impl Unspent {
     /// The ask that returns the tokens, however long ago they were leased: their request has ended
-    /// only now. The store ignores those of a window that is over.
+    /// only now. The store ignores tokens of a window that is over.
     pub fn returned(&self) -> Ask {
         let Self { key, limit, tokens: LeasedTokens { tokens, epoch, .. }, carry_debt, .. } = *self;
         let back = Some(Return { tokens, epoch: Some(epoch) });
@@ -232,7 +233,8 @@ impl Unspent {
         Ask { back, ttl, carry_debt, purpose: Purpose::Return, ..Ask::look(key, limit) }
     }
 
-    /// Adds what another request did not use of the same count, if it can go back with this.
+    /// Adds the unused tokens of another request, if they are of the same count and can go back
+    /// with these. Returns whether they can.
     pub fn join(&mut self, other: &Self) -> bool {
         let is_windowed = counting(self.limit).is_windowed;
         let joins = self.key == other.key

@@ -608,8 +608,8 @@ struct Model {
 }
 
 proptest! {
-    /// Whatever the order of starts and settlements: what is charged in the end is the cost of each
-    /// settlement, and of a hold that ends what it kept.
+    /// Whatever the order of starts and settlements: the charge in the end is the cost of each
+    /// settlement, and for a hold that ends without one, the hits that it kept.
     #[test]
     fn what_is_charged_is_what_was_used(
         steps in prop::collection::vec((0..3_u8, 0..8_u64, 0..1_000_u64), 1..200),

@@ -1,5 +1,5 @@
-//! Many requests at once: what a pod has no room for is no outage, and what a failure mode admits
-//! while an ask is out is paid for by the leases that arrive.
+//! Many requests at once. Lack of room in a pod is no outage. Hits that a failure mode admits while
+//! an ask is out are paid for by the leases that arrive.
 
 use futures_util::future::join_all;
 
@@ -39,7 +39,7 @@ struct Burst {
     replies: Replies,
 }
 
-/// What became of the calls for one key.
+/// The outcomes of the calls for one key.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     admitted: u64,
@@ -111,8 +111,8 @@ impl Burst {
         assert!(admitted <= most, "{self:?}: {admitted} admitted, {unmetered} not counted");
     }
 
-    /// What may pass of one key within this time. Where the leases are lost, the pod's part comes
-    /// on top; it is the only pod.
+    /// The hits that may pass of one key within this time. Where the leases are lost, the pod's
+    /// part comes on top; it is the only pod.
     fn bound(&self, lasted: Duration) -> u64 {
         let limit = u64::from(self.limit);
         let refilled = 1 + u64::try_from(lasted.as_millis()).unwrap() * limit / 3_600_000;
@@ -273,7 +273,7 @@ async fn what_was_admitted_just_before_an_overdue_reply_is_paid_for() {
     assert_eq!(2 + crowd + passed_of(&pod, &rig.rules, "a", 20).await, 10);
 }
 
-/// Another key denies the requests. What is owed for them is taken back, and what a lease has paid
+/// Another key denies the requests. Their debt is taken back, and the part that a lease has paid
 /// stays counted, but nothing is given back that was not paid.
 #[tokio::test(start_paused = true)]
 async fn requests_that_are_denied_while_their_debt_is_settled_give_nothing_back() {
@@ -295,7 +295,7 @@ async fn requests_that_are_denied_while_their_debt_is_settled_give_nothing_back(
     }
 }
 
-/// Another descriptor denies the requests, so what the failure mode admitted is not owed.
+/// Another descriptor denies the requests, so the hits that the failure mode admitted are not owed.
 #[tokio::test(start_paused = true)]
 async fn what_was_admitted_for_a_request_that_is_denied_is_not_owed() {
     let day = "unit: day, requests_per_unit: 0";

@@ -1,4 +1,5 @@
-//! Sequences in which a cost may be lost or a slot stay in use: each is counted once, and comes back.
+//! Sequences in which a cost may be lost or a slot stay in use: each is counted once, and comes
+//! back.
 
 use ratelease_rules::SETTLE_KEY;
 
@@ -84,7 +85,7 @@ async fn an_estimate_of_a_dropped_request_with_a_refund_is_settled() {
     assert_eq!(decide(&rig.pod(), &rig.rules, &look).await, (true, 970));
 }
 
-/// Of two refunds of a request, one waits when the caller gives up; the other one counts too.
+/// A request has two refunds. One waits when the caller gives up; the other one counts too.
 #[tokio::test(start_paused = true)]
 async fn a_refund_beside_one_under_way_is_applied_though_the_caller_gave_up() {
     let rig = Rig::new(

@@ -12,8 +12,8 @@ use crate::order::{Action, Order, Ordered};
 
 const LIMIT: u64 = 3;
 
-/// A pod under a limit of three requests at a time and of 1000 tokens an hour, with its maintenance,
-/// and an Envoy that asks it.
+/// A pod under a limit of three requests at a time and of 1000 tokens an hour, with its
+/// maintenance, and an Envoy that asks it.
 struct Scene {
     rig: Rig,
     pod: Limiter,

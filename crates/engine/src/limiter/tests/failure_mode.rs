@@ -294,8 +294,8 @@ async fn a_key_that_is_somebody_elses_is_asked_for_twice_a_second_and_harms_no_o
     assert_eq!(passed(&pod, &rig.rules, 20).await, 10, "the store's");
 }
 
-/// What `allow` lets pass is owed to the lease that is out. If the window ends before its reply, no
-/// lease pays for it, and the metric says so.
+/// Hits that `allow` lets pass are owed to the lease that is out. If the window ends before its
+/// reply, no lease pays for them, and the metric says so.
 #[tokio::test(start_paused = true)]
 async fn what_allow_admitted_is_counted_if_its_window_ends_before_the_reply() {
     let unit = "unit: second, requests_per_unit: 100, failure_mode: allow";

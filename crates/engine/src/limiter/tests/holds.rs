@@ -1,4 +1,4 @@
-//! Requests that hold what they took until a settlement says what they have cost.
+//! Requests that hold their tokens until a settlement says how much they have cost.
 
 use ratelease_rules::{SETTLE_KEY, StoreNames};
 
@@ -45,7 +45,7 @@ fn start<'a>(user: &'a str, id: &'a str, hits: u64) -> Request<'a> {
     Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 }
 }
 
-/// Its end, when its cost is known.
+/// The end of that request, when its cost is known.
 fn end<'a>(user: &'a str, id: &'a str, hits: u64) -> Request<'a> {
     let mut request = start(user, id, hits);
     request.descriptors[0].entries.push(Entry { key: SETTLE_KEY, value: "1" });
@@ -56,12 +56,12 @@ async fn passes(pod: &Limiter, rules: &Rules, request: &Request<'_>) -> bool {
     decide(pod, rules, request).await.0
 }
 
-/// What remains of the limit of this user, as the pod knows it.
+/// The remaining tokens of this user's limit, as the pod knows them.
 async fn remains(pod: &Limiter, rules: &Rules, user: &str) -> u64 {
     decide(pod, rules, &start(user, "look", 0)).await.1
 }
 
-/// What the store has left, once the pod has given back all that it does not use.
+/// The tokens left at the store, once the pod has given back all that it does not use.
 async fn left(rig: &Rig, pod: &Limiter) -> u64 {
     pod.close().await;
     remains(&rig.pod(), &rig.rules, "u").await
@@ -262,7 +262,8 @@ async fn a_rule_may_change_while_a_request_holds_its_tokens() {
     let daily = compile(&holding("unit: day, requests_per_unit: 1000", "for: 2m"));
     let gone = compile("domain: d\ndescriptors: [{key: b}]\n");
     let unheld = compile(&holding(HOUR, "for: 2m").replace(", hold: {for: 2m}", ""));
-    // What remains under the new rules, and of the count of the old ones, whose estimate is 100.
+    // The remaining tokens under the new rules, and of the count of the old rules, whose estimate
+    // is 100.
     let cases = [
         (&lower, Some(470), 970),
         (&daily, Some(1_000), 970),
@@ -351,8 +352,8 @@ async fn a_settlement_needs_no_store() {
     assert_eq!(left(&rig, &pod).await, 200);
 }
 
-/// What `local` admits while the store is away is held too. What was not used comes back to the
-/// pod's part, and what was used beyond it counts.
+/// Hits that `local` admits while the store is away are held too. Unused hits come back to the
+/// pod's part, and hits beyond the held ones count.
 #[tokio::test(start_paused = true)]
 async fn what_a_pod_admits_by_itself_is_held_and_settled() {
     let rig = rig(&format!("{HOUR}, failure_mode: local"));
@@ -438,7 +439,8 @@ async fn an_override_of_a_rule_is_held_as_its_rule() {
     assert!(passes(&pod, &rig.rules, &with(start("u", "2", 150))).await);
 }
 
-/// No other limit can be charged beyond what is left: there the mark is an entry that no rule has.
+/// No other limit can be charged beyond its remaining tokens: there the mark is an entry that no
+/// rule has.
 #[tokio::test(start_paused = true)]
 async fn a_mark_settles_only_rules_that_hold_or_settle() {
     for (limit, is_counted) in [
@@ -457,8 +459,8 @@ async fn a_mark_settles_only_rules_that_hold_or_settle() {
 }
 
 /// Pods that start and settle at random, with ends at another pod, late, twice and never, and a
-/// store that is away at times. What is counted in the end is at least what was used, and at most
-/// that and the estimates of those that never ended or ended elsewhere.
+/// store that is away at times. In the end at least the hits that were used are counted. At most
+/// the estimates of the requests that never ended, or ended elsewhere, are counted in addition.
 #[tokio::test(start_paused = true)]
 async fn any_history_of_holds_is_counted_at_least_whole() {
     for seed in 0..30 {

@@ -214,7 +214,7 @@ async fn what_a_denied_request_took_of_a_key_that_was_evicted_meanwhile_reaches_
     };
     let others: Vec<_> = values.iter().map(|value| other(value)).collect();
     let both = request(&["a", "b"]);
-    // It takes from `a` at once and waits for `b`, while all the others come for their keys.
+    // `both` takes from `a` at once and waits for `b`, while all the others come for their keys.
     let others = join_all(others.iter().map(|request| pod.decided(&rig.rules, request)));
     let (denied, _) = tokio::join!(decide(&pod, &rig.rules, &both), others);
     assert!(!denied.0);

@@ -92,7 +92,9 @@ fn a_key_takes_less_than_108_bytes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_sweep_of_many_keys_lets_other_tasks_have_their_turn() {
+    /// A sweep of so many keys is one turn.
     const FEW: u64 = 1_000;
+    /// A sweep of so many keys has several turns.
     const MANY: u64 = 9_000;
     let two = "unit: hour, requests_per_unit: 2";
     let rig = near(&limits(two, two));

@@ -1,5 +1,5 @@
-//! Keys that are split into pools (`shards`): the bound is that of the whole limit, whatever the
-//! number of pools.
+//! Keys that are split into pools (`shards`): the bound is the whole limit's, whatever the number
+//! of pools.
 
 use super::demand::Demand;
 use super::*;

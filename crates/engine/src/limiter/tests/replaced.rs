@@ -1,4 +1,4 @@
-//! Which rules of a request are replaced, if there are many.
+//! The rules of a request that are replaced, if there are many.
 
 use super::*;
 

@@ -21,8 +21,8 @@ fn running(rig: &Rig) -> Limiter {
     pod
 }
 
-/// What `pod` lets pass of answers that cost `cost`, one every 10 ms for this long, each after a
-/// look.
+/// The sum of the costs of the answers that `pod` lets pass. Each costs `cost`, and one is asked
+/// for every 10 ms during this time, after a look.
 async fn used(pod: &Limiter, rig: &Rig, cost: u64, lasts: Duration) -> u64 {
     let (mut used, begun) = (0, rig.clock.now());
     while rig.clock.now().since(begun) < lasts {
@@ -94,8 +94,8 @@ async fn the_last_token_is_the_last_and_other_pods_see_a_debt() {
     }
 }
 
-/// A shared budget of 5 denies; what the same request charges to the user's own is used all the
-/// same.
+/// A shared budget of 5 denies; the cost that the same request charges to the user's own budget is
+/// used all the same.
 #[tokio::test(start_paused = true)]
 async fn a_settlement_stands_though_another_limit_of_its_request_denies() {
     let rig = settling("unit: hour, requests_per_unit: 100");
@@ -115,7 +115,7 @@ fn hits_of_both(hits: u64, are_own: bool) -> Request<'static> {
     Request { descriptors: smallvec![of("a"), of("b")], hits_addend: hits, ..charge("a", hits) }
 }
 
-/// Gateways tell what an answer has cost by one call with the hits of each of their limits.
+/// Gateways report the cost of an answer by one call with the hits of each of their limits.
 #[tokio::test(start_paused = true)]
 async fn a_call_of_costs_charges_each_limit_whole_though_one_denies() {
     let of = |limit: u32| format!("unit: hour, requests_per_unit: {limit}, settle_own_hits: true");
@@ -219,8 +219,8 @@ async fn what_is_owed_goes_to_the_store_when_the_pod_ends_and_when_its_window_do
     assert!(passes(&pod, &rig, &look("a")).await, "nor what the pod could not report in time");
 }
 
-/// Pods that look and settle at random, with a store that is away at times: what they use is at most
-/// the burst, what is earned, and a cost for each answer under way; and the store counts all of it.
+/// Pods that look and settle at random, with a store that is away at times. They use at most the
+/// burst, the tokens earned, and a cost for each answer under way. The store counts all of it.
 #[tokio::test(start_paused = true)]
 async fn any_history_of_settlements_is_counted_whole() {
     for seed in 0..40 {
@@ -252,7 +252,8 @@ async fn any_history_of_settlements_is_counted_whole() {
         }
         rig.store.fails.store(false, Ordering::Relaxed);
         let span = rig.clock.now().since(begun).as_secs_f64();
-        // Beside those under way, what is not counted while the store is away: its pod knows it.
+        // Beside the answers under way, the costs not counted while the store is away: their pod
+        // knows them.
         let earned = 100.0 * (1.0 + span);
         let under_way = (4 + 3) * costs;
         assert!(

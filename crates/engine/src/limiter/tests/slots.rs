@@ -230,7 +230,7 @@ async fn a_waiting_request_takes_the_slot_that_is_freed_in_its_pod() {
     assert!(passed && took < Duration::from_millis(3), "{passed} after {took:?}");
 }
 
-/// What a pod of a fleet has under way.
+/// The requests of a pod of a fleet that run.
 #[derive(Default)]
 struct Running {
     ids: Vec<String>,
@@ -316,7 +316,7 @@ async fn a_start_without_room_among_the_holds_is_denied_until_another_ends() {
     assert_eq!(fleet.started(0, 0..9).await, 9);
 }
 
-/// What a failure mode admitted beyond the limit ends, and its slots are not used again.
+/// Requests that a failure mode admitted beyond the limit end, and their slots are not used again.
 #[tokio::test(start_paused = true)]
 async fn after_an_outage_no_more_requests_start_than_the_limit_says() {
     let fleet = Fleet::new(20, 2, "failure_mode: allow");
@@ -341,7 +341,7 @@ async fn after_an_outage_no_more_requests_start_than_the_limit_says() {
     assert_eq!(running, 20, "all of them are used again");
 }
 
-/// What a pod gave back was once overtaken by its next ask, whose slots then counted as free.
+/// A return of slots was once overtaken by the pod's next ask, whose slots then counted as free.
 #[tokio::test(start_paused = true)]
 async fn no_more_requests_run_than_the_limit_says_while_it_changes_and_asks_are_slow() {
     for slots in [900, 1200] {

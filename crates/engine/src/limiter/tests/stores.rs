@@ -35,7 +35,7 @@ impl Rigs {
         self.default.pod_on(Arc::new(stores), BUFFER_BYTES_MAX)
     }
 
-    /// What the three stores have left of `a`.
+    /// The remaining tokens of `a` at the three stores.
     async fn left(&self) -> [u64; 3] {
         [self.default.left(10).await, self.x.left(10).await, self.y.left(10).await]
     }
@@ -87,7 +87,7 @@ async fn tokens_that_the_old_store_cannot_take_are_not_given_to_the_new_one() {
     let pod = rigs.pod();
     assert_eq!(decide(&pod, &before, &charge("a", 1)).await, (true, 9));
     rigs.default.store.fails.store(true, Ordering::Relaxed);
-    // Its breaker opens, so that nothing is sent there.
+    // The breaker of the default store opens, so that nothing is sent there.
     for _ in 0..20 {
         let _ = pod.decided(&before, &charge("b", 5)).await;
     }
@@ -115,7 +115,9 @@ async fn an_override_is_counted_by_the_store_of_its_rule() {
 /// The number of requests that two pods admit in each minute, under rules that each has from some
 /// time of its minute on. Both pods offer more than the limit, which is a hundred.
 async fn admitted_by_minute(rules: &[Rules]) -> Vec<u64> {
+    /// The time between two steps.
     const EVERY: Duration = Duration::from_millis(300);
+    /// Steps in a minute.
     const STEPS: u32 = 200;
     /// When each pod hears of a change, in steps of a minute.
     const HEARS: [u32; 2] = [60, 140];

@@ -4,7 +4,10 @@ use ratelease_rules::key::KeyPart;
 
 use super::*;
 
+/// A limit of many requests.
 const HOUR: &str = "unit: hour, requests_per_unit: 100";
+
+/// A limit of one request.
 const DAY: &str = "unit: day, requests_per_unit: 1";
 
 /// A request with a refund of `a` and a charge of `b`, in this order.
@@ -122,7 +125,8 @@ async fn passed_by_itself(pod: &Limiter, rules: &Rules, requests: u32) -> u32 {
     passed
 }
 
-/// What a caller that cannot wait leaves to one that can has had no effect.
+/// A request that a caller leaves undecided because it cannot wait has had no effect; a caller that
+/// can wait decides it.
 #[tokio::test(start_paused = true)]
 async fn what_is_not_decided_at_once_is_settled_refunded_and_charged_once() {
     let settles = Rig::new(&limits(&format!("{HOUR}, settle: true"), HOUR));

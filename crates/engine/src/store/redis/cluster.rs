@@ -54,7 +54,7 @@ struct Shared {
     off_map: OffMap,
 }
 
-/// What is known about the cluster.
+/// The state of the lookup of the cluster.
 #[derive(Debug, Clone)]
 enum Known {
     /// The first lookup is in progress.
@@ -74,16 +74,25 @@ struct Map {
 /// The shard of slots whose owner is unknown, so that their failures do not count against a master.
 const UNOWNED: usize = SHARDS_MAX - 1;
 
-/// How often the map is read again even if nothing seems wrong; the time doubles while the reads
-/// find nothing new. Redirections and broken connections have it read at once.
+/// How often the map is read again at first, even if nothing seems wrong; the time doubles while
+/// the reads find nothing new. Redirections and broken connections have it read at once.
 const REFRESH_PERIOD_FIRST: Duration = Duration::from_secs(10);
+
+/// The longest time after which the map is read again, even if nothing seems wrong.
 const REFRESH_PERIOD_LAST: Duration = Duration::from_secs(40);
-/// Minimum time between two reads of the map; it doubles while they find nothing new.
+
+/// Minimum time between two reads of the map at first; it doubles while they find nothing new.
 const REFRESH_GAP_FIRST: Duration = Duration::from_millis(50);
+
+/// The largest minimum time between two reads of the map.
 const REFRESH_GAP_LAST: Duration = Duration::from_millis(500);
-/// Waits between reads while no node answers.
+
+/// The first wait between two reads while no node answers.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
+
+/// The longest wait between two reads while no node answers.
 const RETRY_LAST: Duration = Duration::from_secs(2);
+
 /// The largest number of connected masters that one refresh asks for the map, before it tries the
 /// configured addresses.
 const ASKED_MAX: usize = 3;
@@ -208,7 +217,7 @@ impl Cluster {
 
     async fn map(&self) -> Result<Arc<Map>, Fault> {
         let mut map = self.shared.map.subscribe();
-        // It fails only if the sender is dropped, which `shared` holds.
+        // The wait fails only if the sender is dropped, which `shared` holds.
         let known = map.wait_for(|known| !matches!(known, Known::Unknown)).await;
         match known.as_deref() {
             Ok(Known::Map(map)) => Ok(Arc::clone(map)),
@@ -412,7 +421,7 @@ pub const SLOTS: usize = 16_384;
 /// Owners of the slots.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Slots {
-    /// For each slot the position of its owner in `masters`; [`NOBODY`] if it has none.
+    /// For each slot the position of its owner in `masters`; [`NOBODY`] if the slot has no owner.
     owners: Box<[u16]>,
     /// `None` in the place of a master that is gone.
     masters: Vec<Option<Address>>,

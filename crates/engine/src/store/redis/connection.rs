@@ -332,13 +332,13 @@ impl Stages {
     /// Waits for `stage` or a later one, and returns the stage reached.
     async fn reaches(&self, stage: Stage) -> Stage {
         let mut stages = self.0.subscribe();
-        // It fails only if the sender is dropped, which we hold.
+        // The wait fails only if the sender is dropped, which we hold.
         let reached = stages.wait_for(|present| *present >= stage).await;
         reached.map_or(Stage::Abandoned, |reached| *reached)
     }
 }
 
-// === Opens one connection: the stream, the login, and the limit on what is read from it ===
+// === Opens one connection: the stream, the login, and the limit on the bytes read from it ===
 
 /// A connection that is logged in.
 #[derive(Debug)]
@@ -366,7 +366,7 @@ enum Peer {
 /// a permit. It is the number that the lease client sends to a shard at once.
 const UNWRITTEN_MAX: usize = 256;
 
-/// What to check when a server ends a connection in plaintext before its first reply: one that
+/// A hint for a server that ends a connection in plaintext before its first reply: a server that
 /// expects TLS takes our first command for a broken handshake.
 const HINT_TLS: &str = "if that port expects TLS, set REDIS_TLS=true or use rediss://";
 
@@ -468,8 +468,8 @@ impl Opened {
     ) -> Result<Self, Fault> {
         let limit = Arc::new(ReplyLimit::default());
         // Without credentials, a database and its own name, redis-rs sends nothing: `login` does.
-        // It speaks RESP2 then, which all servers and proxies know. Deadlines for replies are set
-        // in `Connection`.
+        // The connection then speaks RESP2, which all servers and proxies know. Deadlines for
+        // replies are set in `Connection`.
         let nothing = RedisConnectionInfo::default().set_skip_set_lib_name();
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
@@ -524,7 +524,7 @@ impl Drop for Task {
 /// The user of a login without a name.
 const DEFAULT_USER: &str = "default";
 
-/// What Redis says to a password alone if its default user needs none.
+/// The text of Redis's reply to a password alone if its default user needs none.
 const NEEDS_NONE: &str = "without any password configured";
 
 /// Logs in, and selects the database of a server that has any; a sentinel has none. On success such
@@ -634,8 +634,10 @@ enum State {
     Down(Arc<str>),
 }
 
-/// Waits between attempts to connect.
+/// The first wait between two attempts to connect.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
+
+/// The longest wait between two attempts to connect.
 const RETRY_LAST: Duration = Duration::from_secs(2);
 
 /// Some proxies close a connection on which SCRIPT is sent. After so many connections in a row that
@@ -665,7 +667,7 @@ impl Reconnecting {
     /// As [`Reconnecting::connection`], but first waits for the outcome of the first attempt.
     pub(super) async fn first_connection(&self) -> Result<Arc<Connection>, Fault> {
         let mut state = self.state.clone();
-        // It fails only once the task has ended, and then the last state is final.
+        // The wait fails only once the task has ended, and then the last state is final.
         let _ = state.wait_for(|state| !matches!(state, State::Connecting)).await;
         self.connection()
     }

@@ -32,8 +32,8 @@ pub(super) struct StoreContext {
     names: Threads,
     /// Threads that read files of passwords and certificates.
     pub(super) files: Threads,
-    /// The servers' time when `clock` was started, in microseconds since the Unix epoch, as the last
-    /// reply says that had to; 0 before the first one.
+    /// The servers' time when `clock` was started, in microseconds since the Unix epoch, as the
+    /// last reply says that had to; 0 before the first one.
     server_start_us: AtomicU64,
     pub(super) counters: Counters,
 }
@@ -47,7 +47,7 @@ pub(super) struct Counters {
     pub(super) errors: AtomicU64,
     /// Attempts to connect.
     pub(super) connects: AtomicU64,
-    /// Of these, those that failed.
+    /// Attempts to connect that failed.
     pub(super) connect_errors: AtomicU64,
     /// Entries of the stream of orders that are no orders.
     pub(super) orders_skipped: AtomicU64,
@@ -90,8 +90,9 @@ impl StoreContext {
         })
     }
 
-    /// About the servers' time, in microseconds since the Unix epoch: which windows of a calendar a
-    /// script is told of. It may be wrong by a day before an ask takes a second trip.
+    /// About the servers' time, in microseconds since the Unix epoch. It chooses the windows of a
+    /// calendar that a script's arguments name. It may be wrong by a day before an ask takes a
+    /// second trip.
     pub(super) fn server_time_us(&self) -> u64 {
         self.server_start_us.load(Ordering::Relaxed).saturating_add(self.since_start_us())
     }

@@ -1,5 +1,5 @@
-//! Failures of a command: which reply it got, whether the reply means that the command changed
-//! nothing, and what to do next. All of that is one table, [`Kind::meaning`].
+//! Failures of a command: the reply that it got, whether the reply means that the command changed
+//! nothing, and the next step. One table holds all of that, [`Kind::meaning`].
 
 use std::fmt::{self, Write};
 
@@ -22,11 +22,12 @@ pub struct Fault {
     pub(super) to: Option<Address>,
     /// The fault comes from a node other than the slot's owner, to which the owner redirected.
     pub(super) redirected: bool,
-    /// Where it happened on the way to another name of the count, on another shard.
+    /// The step that failed, if it was on the way to another name of the count, on another shard.
     pub(super) elsewhere: Option<Elsewhere>,
 }
 
-/// What failed at the name of this key, which is at a shard other than that of an ask's key.
+/// The step that failed at another name of the count. The variant's key has that name, on another
+/// shard than the key of the ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Elsewhere {
     /// The move of the count, so that the ask was not sent.
@@ -37,7 +38,7 @@ pub(super) enum Elsewhere {
     Unknown,
 }
 
-/// What to do about a kind of failure.
+/// The treatment of one kind of failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Meaning {
     /// Prefixes of error replies of this kind.
@@ -50,14 +51,14 @@ pub(super) struct Meaning {
     pub(super) hint: Option<&'static str>,
 }
 
-/// What to do with the command.
+/// The next step for the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     /// Send it again at once, with the script's text.
     InFull,
     /// Send it again at once, to the node that was named.
     There,
-    /// The same, after ASKING.
+    /// Send it again at once, after ASKING, to the node that was named.
     ThereAsking,
     /// Send it again after a short wait, a few times.
     Again,
@@ -65,7 +66,7 @@ pub(super) enum Next {
     GiveUp,
 }
 
-/// What to do with the connection.
+/// The fate of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionFate {
     Keeps,
@@ -106,7 +107,7 @@ impl Kind {
             Self::Renamed     => row(&["RENAMED"], GiveUp, Keeps),
             Self::Refused     => row(&[], GiveUp, Keeps).hint(HINT_REFUSED),
             Self::NotSent     => row(&[], GiveUp, Keeps).with_stale_map(),
-            // It is unknown whether the ask was applied.
+            // Whether the ask was applied is unknown.
             Self::Lost        => row(&[], GiveUp, Retires).with_stale_map(),
             Self::TimedOut    => row(&[], GiveUp, Keeps).with_stale_map(),
             Self::MalformedReply => row(&[], GiveUp, IsAbandoned)
@@ -115,30 +116,53 @@ impl Kind {
     }
 }
 
+/// The code of a reply that the user has no right to the command.
 const NO_RIGHT: &str = "NOPERM";
+
+/// The codes of replies that deny the login, or the user's right to a command.
 const DENIALS: &[&str] = &["NOAUTH", NO_RIGHT, "WRONGPASS"];
 
 /// Redis's own code for a value of another type, and our scripts' code for a text that none of them
 /// writes.
 const FOREIGN: &[&str] = &["WRONGTYPE", "FOREIGN"];
 
+/// For a cluster that does not serve all slots.
 const HINT_CLUSTER: &str = "see CLUSTER INFO; slots without an owner need a replica or a new one";
+
+/// For a server that is reading its data from disk.
 const HINT_LOADING: &str = "it reads its data after a start, and serves once it has";
+
+/// For a server that is a replica.
 const HINT_REPLICA: &str = "point REDIS_URL at the master, or let a cluster or sentinels name it";
+
+/// For a server whose memory is full.
 const HINT_MEMORY: &str = "raise maxmemory, and keep maxmemory-policy at noeviction";
+
+/// For a server that runs a script which does not end.
 const HINT_BUSY: &str = "a running script blocks it: SCRIPT KILL ends one that has not written";
+
+/// For a server that denies the login or a command.
 const HINT_LOGIN: &str =
     "check the user's name and password (REDIS_AUTH) and what the user may do (ACL GETUSER)";
+
+/// For a key that holds a value of another program.
 const HINT_FOREIGN: &str = "give ratelease a database or a CACHE_KEY_PREFIX of its own, and delete \
                             such keys; until then they alone fail";
+
+/// For an error reply of no known kind.
 const HINT_REFUSED: &str = "correct what the message names; until then its keys fail";
+
 /// For a server that is one of a cluster, while the settings name one server.
 const HINT_NODE: &str = "the server is a node of a Redis Cluster; set REDIS_TYPE=cluster";
+
 /// For a server or a proxy that does not know a command: no others than these are sent.
 const HINT_SCRIPTS: &str = "set REDIS_URL to a Redis 6.2 or later, or to a proxy in front of one, \
                             that has EVALSHA and EVAL";
-/// That error in lower case: Redis's and Envoy's, and older Envoys'.
+
+/// The error about an unknown command, in lower case: Redis's and Envoy's, and older Envoys'.
 const UNKNOWN_COMMANDS: [&str; 2] = ["unknown command", "unsupported command"];
+
+/// For a reply that the command cannot give.
 const HINT_MALFORMED: &str =
     "check that it is Redis, of version 6.2 or later, and no other client's";
 
@@ -169,8 +193,8 @@ impl Fault {
         Self::new(Kind::TimedOut, "no answer in time")
     }
 
-    /// What to do about it, if there is something to do. `routes` is whether the store knows which
-    /// node owns a key.
+    /// Returns a hint for the operator, if there is something to do. `routes` says whether the
+    /// store knows which node owns a key.
     pub(super) fn hint(&self, routes: bool) -> Option<&'static str> {
         self.wrong_setting(routes).or(self.kind.meaning().hint)
     }
@@ -188,7 +212,7 @@ impl Fault {
         }
     }
 
-    /// Whether the user of the connection may not do what it asked for.
+    /// Whether the user of the connection has no right to run the command.
     pub(super) fn lacks_a_right(&self) -> bool {
         let is_said = |code| self.text.contains(code);
         self.kind == Kind::Denied && [NO_RIGHT, DENIED_IN_A_SCRIPT].into_iter().any(is_said)
@@ -199,7 +223,7 @@ impl Fault {
         Self::new(self.kind, format!("{whom}: {}", self.text))
     }
 
-    /// Returns the fault with what to check after its text.
+    /// Returns the fault with a hint after its text.
     pub(super) fn with_hint(self, hint: &str) -> Self {
         Self { text: shown(&format!("{}; {hint}", self.without_arguments())), ..self }
     }
@@ -211,7 +235,7 @@ impl Fault {
 
     pub(super) fn malformed(reply: &redis::Value) -> Self {
         let mut text = Beginning(String::new());
-        // It fails only if the text is longer than what is kept.
+        // The write fails only if the text is longer than the part that is kept.
         let _ = write!(text, "{reply:?}");
         Self::new(Kind::MalformedReply, text.0)
     }

@@ -1,7 +1,8 @@
-//! How a pod follows the orders of one store: on a connection of its own, where it waits with XREAD.
+//! How a pod follows the orders of one store: on a connection of its own, where it waits with
+//! XREAD.
 //!
-//! A stream keeps what a pod misses while it is not connected. Whenever a pod connects, it reads
-//! all of the stream first, and so learns which keys are blocked.
+//! A stream keeps the orders that a pod misses while it is not connected. Whenever a pod connects,
+//! it reads all of the stream first, and so learns which keys are blocked.
 //!
 //! # Clocks that are set
 //!
@@ -49,13 +50,16 @@ const PAGE: usize = 100;
 /// Further entries are read as if they had just come.
 const PAGES_MAX: usize = 8;
 
-/// Waits between two attempts to follow, unless the store's own connection is replaced meanwhile.
-/// The last one is long, since a server or a user that does not know streams refuses each time.
+/// The first wait between two attempts to follow, unless the store's own connection is replaced
+/// meanwhile.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
+
+/// The longest wait between two attempts to follow. It is long, since a server or a user that does
+/// not know streams refuses each time.
 const RETRY_LAST: Duration = Duration::from_secs(10);
 
-/// The longest of these waits for a server that does not answer, which may do so again before the
-/// store's own connection has found out.
+/// The longest wait for a server that does not answer, which may do so again before the store's own
+/// connection has found out.
 const RETRY_AWAY: Duration = Duration::from_secs(1);
 
 /// How often the slot map is read again while the server of the stream does not answer: a replica
@@ -193,8 +197,8 @@ struct Told<'a> {
     follow: Follow<'a>,
     /// The last order that was told, after each look at the stream.
     followed: watch::Sender<Option<Place>>,
-    /// Orders that were read and not told yet: a connection may be given up between two of them, and
-    /// the next one does not read them as new.
+    /// Orders that were read and not told yet: a connection may be given up between two of them,
+    /// and the next one does not read them as new.
     pending: Mutex<VecDeque<Ordered>>,
 }
 
@@ -300,8 +304,8 @@ impl Following {
         }
     }
 
-    /// Waits for orders, and reports them. If the server's clock was set, has the blocks stated once
-    /// more, unless another pod does so first.
+    /// Waits for orders, and reports them. If the server's clock was set, has the blocks stated
+    /// once more, unless another pod does so first.
     async fn next(&mut self, told: &Told<'_>, known: &mut Known) -> Result<(), Fault> {
         let wait = if known.is_apart { jittered(STATED_WITHIN) } else { WAIT_MAX };
         let entries = self.read(wait).await?;
@@ -404,12 +408,13 @@ impl ServerTime {
     }
 }
 
-// === What a pod knows of the stream, whatever connection it has ===
+// === A pod's knowledge of the stream, whatever connection it has ===
 
 /// The orders of one store that a pod has heard.
 #[derive(Debug, Default)]
 struct Known {
-    /// The last blocks of their keys, also those that have ended, as long as they are in the stream.
+    /// The last blocks of their keys, also those that have ended, as long as they are in the
+    /// stream.
     blocks: Vec<KnownBlock>,
     /// The resets that were read, the newest first.
     resets: VecDeque<(Place, Key)>,
@@ -429,8 +434,9 @@ struct KnownBlock {
 // === impl Known ===
 
 impl Known {
-    /// Learns the whole stream. Returns what is to be reported: the resets that are new, and which
-    /// keys are blocked. A pod that has just started knows nothing that a reset of long ago concerns.
+    /// Learns the whole stream. Returns the orders to report: the resets that are new, and which
+    /// keys are blocked. A pod that has just started holds no tokens that a reset of long ago
+    /// concerns.
     fn read(&mut self, entries: Vec<Entry>, server: &ServerTime) -> Vec<Ordered> {
         let former = std::mem::take(&mut self.blocks);
         let is_first = !std::mem::replace(&mut self.has_read, true);
@@ -594,8 +600,14 @@ mod tests {
     use crate::order::Note;
 
     const NOW: Time = Time::from_nanos(1_000_000_000);
+
+    /// The server's time at `NOW`, in milliseconds since the Unix epoch.
     const NOW_MS: u64 = 1_700_000_000_000;
+
+    /// A minute: the time that a block lasts.
     const MINUTE: Duration = Duration::from_secs(60);
+
+    /// A minute in milliseconds.
     const MINUTE_MS: u64 = 60_000;
 
     fn key(n: u64) -> Key {

@@ -29,8 +29,9 @@ pub(super) const READ_AT_ONCE: u64 = 4 * ORDERS_MAX as u64;
 /// No order lasts half as long: an entry that says so is none. As in `order.lua`.
 const LASTS_MAX: Duration = BLOCK_MAX.saturating_mul(2);
 
-/// How long the stream is kept after its last order has ended. The server's clock may be set forward
-/// by less without the loss of a block, and back without an order that pods take for an old one.
+/// How long the stream is kept after its last order has ended. The server's clock may be set
+/// forward by less without the loss of a block, and back without an order that pods take for an old
+/// one.
 const KEPT: Duration = Duration::from_secs(2 * 3_600);
 
 /// The rights that orders need, beside the rights of every connection.
@@ -190,8 +191,8 @@ fn placed(reply: &Value) -> Result<(), Fault> {
     place(reply).map(drop).ok_or_else(|| Fault::malformed(reply))
 }
 
-/// The command that states a block once more, which lasts so long from now on, if its entry is still
-/// there.
+/// The command that states a block once more, which lasts so long from now on, if its entry is
+/// still there.
 pub(super) fn statement(stream: &str, block: &Entry, lasts: Duration) -> Cmd {
     let mut command = redis::cmd("EVAL");
     command.arg(ORDER.text).arg(1).arg(stream).arg(&arguments(block.key, Action::Block(lasts)));

@@ -1,5 +1,5 @@
-//! Records of pods, for the tools of operators: each pod writes one, `rl:pod:<its number>`, and tools
-//! read the records of the pods whose heartbeats are in `rl:pods`.
+//! Records of pods, for the tools of operators: each pod writes one, `rl:pod:<its number>`, and
+//! tools read the records of the pods whose heartbeats are in `rl:pods`.
 
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ return redis.call('ZRANGE', KEYS[1], '(' .. now, '+inf', 'BYSCORE', 'LIMIT', 0, 
 );
 
 static WRITE: Script = Script::new("return redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[1])");
-/// A record, and the milliseconds that are left of it. One is at most 4.4 kB. Another program's list or
-/// hash is no record.
+/// A record, and the milliseconds that are left of it. One is at most 4.4 kB. Another program's
+/// list or hash is no record.
 static READ: Script = Script::new(
     "local record = redis.pcall('GET', KEYS[1])
 if type(record) ~= 'string' then record = false end

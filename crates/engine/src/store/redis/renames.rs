@@ -2,26 +2,26 @@
 //!
 //! ```text
 //! a pod with both secrets: move.lua at the old name ─▶ begin.lua at the new name ─▶ its ask there
-//! a pod with the old one:  its ask at the old name ─▶ RENAMED ─▶ the same way, told by the mark
+//! a pod with the old one:  its ask at the old name ─▶ RENAMED ─▶ the mark ─▶ begin.lua, its ask
 //! ```
 //! The two names lie on different masters, so no script can do all of it. The mark that `move.lua`
 //! leaves closes the old name first, and keeps the count for the pod that begins the new one. After
 //! that, tokens are debited under the new name only, whichever pod asks.
 //!
-//! A mark begins one count, once: `begin.lua` keeps the number of the mark in a key of its own beside
-//! the count, which may become empty while the mark still keeps its former value.
+//! A mark begins one count, once: `begin.lua` keeps the number of the mark in a key of its own
+//! beside the count, which may become empty while the mark still keeps its former value.
 //!
-//! A mark has to outlive what the count is under its new name, or a pod with the old secret would
-//! begin another count beside it. So it lasts three times as long as a count can without an ask, a
-//! lease of the next window included, and every pod that asks under the new name renews it.
+//! A mark has to outlive the count under its new name, or a pod with the old secret would begin
+//! another count beside it. So it lasts three times as long as a count can without an ask, a lease
+//! of the next window included, and every pod that asks under the new name renews it.
 //!
 //! # A secret that comes back
 //!
-//! The name under it may have a mark that leads to the name which the count leaves now: two marks lead
-//! to each other. The later one leads to the count. It is the later one if the count that the other
-//! one keeps has begun under its name before. If neither has, because a pod has ended between its two
-//! steps, or because the numbers have expired with the counts, the one that keeps a count leads to it.
-//! `begin.lua` replaces the other mark, if that is still the same.
+//! The name under it may have a mark that leads to the name which the count leaves now: two marks
+//! lead to each other. The later one leads to the count. It is the later one if the count that the
+//! other one keeps has begun under its name before. If neither has, because a pod has ended between
+//! its two steps, or because the numbers have expired with the counts, the one that keeps a count
+//! leads to it. `begin.lua` replaces the other mark, if that is still the same.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -40,16 +40,16 @@ use crate::time::Time;
 static MOVE: Script = Script::new(include_str!("../move.lua"));
 static BEGIN: Script = Script::new(include_str!("../begin.lua"));
 
-/// Keys in each of two generations of what a pod remembers: 6 MiB for both. A key that is forgotten
-/// costs its next ask two more trips.
+/// Keys in each of the two generations that a pod remembers: 6 MiB for both. A key that is
+/// forgotten costs its next ask two more trips.
 const KEYS_MAX: usize = 1 << 16;
 
 /// The least time that a count is taken to last, of which its mark lasts three times as long. Not
 /// longer: a client that sends a new value with each request leaves so many marks.
 const LASTS_MIN: Duration = Duration::from_secs(20);
 
-/// The longest time for which a pod does not look at the old name again. A mark may be lost with the
-/// data of its Redis, and a pod with the old secret then counts there until the next look.
+/// The longest time for which a pod does not look at the old name again. A mark may be lost with
+/// the data of its Redis, and a pod with the old secret then counts there until the next look.
 const SETTLED_MAX: Duration = Duration::from_secs(10);
 
 /// The key of the number of the mark that a count has begun with: its name, and this.
@@ -61,18 +61,19 @@ const NO_MARK: u64 = u64::MAX;
 /// The time after which the last trace of slots has ended: their pods are forgotten sooner.
 const SLOTS_LAST: Duration = Duration::from_secs(60);
 
-/// The most names that an ask follows a count to. One secret after the other may have been left, and
-/// while pods move counts in both directions, a count moves on as often as a pod first asks for it.
+/// The most names that an ask follows a count to. One secret after the other may have been left,
+/// and while pods move counts in both directions, a count moves on as often as a pod first asks for
+/// it.
 pub(super) const HOPS_MAX: usize = 8;
 
-/// What a pod knows of keys whose counts move or have moved. Empty while no secret is replaced.
+/// A pod's knowledge of keys whose counts move or have moved. Empty while no secret is replaced.
 #[derive(Debug, Default)]
 pub(super) struct Renames(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
     recent: HashMap<Key, Rename>,
-    /// What was recent before that was full.
+    /// The former `recent`, once that was full.
     older: HashMap<Key, Rename>,
     /// Asks of this pod name the keys under the secret before.
     are_moved_here: bool,
@@ -88,9 +89,9 @@ struct Rename {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// It comes from this key.
+    /// The count comes from this key.
     From(Key),
-    /// It has gone to this key.
+    /// The count has gone to this key.
     To(Key),
 }
 
@@ -131,7 +132,8 @@ impl Renames {
         }
     }
 
-    /// The name that the next ask visits besides that of its own key, as far as it is known.
+    /// The other name that the next ask visits, besides the name of its own key, as far as it is
+    /// known.
     pub(super) fn other_name(&self, ask: &Ask, now: Time) -> Option<Key> {
         match self.next(ask, now) {
             Next::Ask(key) => (key != ask.key).then_some(key),
@@ -205,8 +207,8 @@ enum Begin {
 // === impl Mark ===
 
 impl Mark {
-    /// Whether this mark leads to the count and not `other`, which leads back, if no count has begun
-    /// with either: then one that keeps a count, and else the one at the lesser name.
+    /// Whether this mark leads to the count and not `other`, which leads back, if no count has
+    /// begun with either: then one that keeps a count, and else the one at the lesser name.
     fn leads_before(&self, other: &Self) -> bool {
         let order = |mark: &Self| (mark.value.is_empty(), mark.at.words());
         order(self) < order(other)
@@ -214,7 +216,8 @@ impl Mark {
 }
 
 impl RedisStore {
-    /// The key whose name the count of `ask` has at present, after it has been moved there if need be.
+    /// The key whose name the count of `ask` has at present, after it has been moved there if need
+    /// be.
     pub(super) async fn key_of(&self, ask: &Ask) -> Result<Key, Fault> {
         match self.renames.next(ask, self.context.clock.now()) {
             Next::Ask(key) => Ok(key),
@@ -251,8 +254,8 @@ impl RedisStore {
         Err(Fault::new(Kind::Renamed, "its count has been moved by too many secrets"))
     }
 
-    /// Follows the count of `ask`, which is not at `key`, and was not at the key `before`; `None` if
-    /// there is no mark any more.
+    /// Follows the count of `ask`, which is not at `key`, and was not at the key `before`; `None`
+    /// if there is no mark any more.
     pub(super) async fn followed(
         &self,
         ask: &Ask,
@@ -280,8 +283,8 @@ impl RedisStore {
         Ok(Some(to))
     }
 
-    /// Begins the count of a mark under its new name, if the mark keeps one. Returns the key where the
-    /// count is then, as far as the mark says.
+    /// Begins the count of a mark under its new name, if the mark keeps one. Returns the key where
+    /// the count is then, as far as the mark says.
     async fn begin(&self, ask: &Ask, mark: &Mark) -> Result<Key, Fault> {
         if mark.value.is_empty() {
             return Ok(mark.to);
@@ -294,8 +297,8 @@ impl RedisStore {
         }
     }
 
-    /// Follows a mark that leads to a name from which another one may lead back. Then the earlier of
-    /// the two is replaced by the count. Returns the key where that is.
+    /// Follows a mark that leads to a name from which another one may lead back. Then the earlier
+    /// of the two is replaced by the count. Returns the key where that is.
     async fn lead_back(&self, ask: &Ask, mut mark: Mark) -> Result<Key, Fault> {
         for _ in 0..HOPS_MAX {
             let (other, is_later) = match self.begin_once(ask, &mark, NO_MARK).await? {
@@ -321,7 +324,8 @@ impl RedisStore {
         Err(Fault::new(Kind::Renamed, "the count moves back and forth between two names"))
     }
 
-    /// Reads the mark at `from`, and makes it if there is none, where the count moves `to` another key.
+    /// Reads the mark at `from`, and makes it if there is none, where the count moves `to` another
+    /// key.
     async fn mark(&self, ask: &Ask, from: Key, to: Option<Key>) -> Result<Option<Mark>, Fault> {
         let words = to.into_iter().flat_map(|to| to.words().map(u64::from));
         let arguments =
@@ -354,8 +358,8 @@ impl RedisStore {
         Trip::new(&call).result(self, read).await.map_err(at)
     }
 
-    /// The fault of a call at the name of `key`, told from one of the shard of `ask`: the lease client
-    /// would take it for that shard's.
+    /// The fault of a call at the name of `key`, told from one of the shard of `ask`: the lease
+    /// client would take it for that shard's.
     pub(super) fn at_name(
         &self,
         ask: &Ask,
@@ -373,8 +377,8 @@ impl RedisStore {
     }
 }
 
-/// How long a count lasts without an ask, at least: a bucket until it is full, a window until it has
-/// no effect.
+/// How long a count lasts without an ask, at least: a bucket until it is full, a window until it
+/// has no effect.
 fn lasts(limit: Limit) -> Duration {
     let Some(windows) = (counting(limit).windows_kept)(limit) else { return SLOTS_LAST };
     let window = limit.window_max().max(Duration::from_secs(window_seconds(limit)));

@@ -30,9 +30,9 @@ pub struct RedisSettings {
     pub sentinel_login: Login,
     /// The files of TLS to all servers and sentinels over TCP; `None` for plaintext.
     pub tls: Option<ClientFiles>,
-    /// Networks in which the nodes that a server or sentinel names must lie; those of `addresses`
-    /// may lie anywhere. With `None`, a redirect is followed to any node that the cluster lists,
-    /// and any master that a map or a sentinel names is connected to.
+    /// Networks in which the nodes that a server or sentinel names must lie; the nodes of
+    /// `addresses` may lie anywhere. With `None`, a redirect is followed to any node that the
+    /// cluster lists, and any master that a map or a sentinel names is connected to.
     pub redirect_networks: Option<Vec<IpNet>>,
     /// The largest number of connections that may be open at once, including attempts in progress.
     /// Each takes a file descriptor.
@@ -111,8 +111,8 @@ impl RedisSettings {
 // === impl Login ===
 
 impl Login {
-    /// The user and password now: the content of the file, if there is one. Blocks while the file is
-    /// read. An error describes what is wrong with the file.
+    /// The user and password now: the content of the file, if there is one. Blocks while the file
+    /// is read. An error describes the fault of the file.
     pub fn now(&self) -> Result<Auth, String> {
         let Some(file) = &self.file else { return Ok(self.auth.clone()) };
         let at = |problem: String| format!("the file {} {problem}", file.path().display());

@@ -181,7 +181,7 @@ enum Excess {
 #[derive(Debug)]
 struct ReplyCounter {
     state: State,
-    /// Bytes of the present reply so far, including those of an announced text.
+    /// Bytes of the present reply so far, including the bytes of an announced text.
     bytes: usize,
     /// Values of the reply that have begun.
     values: usize,
@@ -235,7 +235,7 @@ impl ReplyLimit {
         self.exceeded.load(Ordering::Relaxed)
     }
 
-    /// Forgets what was read until now, which was the login.
+    /// Forgets the bytes read until now, which were the login.
     pub(super) fn note_login(&self) {
         self.has_read.store(false, Ordering::Relaxed);
     }
@@ -384,14 +384,14 @@ impl std::error::Error for Excess {}
 // TLS to servers. The configuration is made again when its files have changed: they are read for
 // each connection, like the files of passwords.
 
-/// What to check when a handshake fails.
+/// A hint for a handshake that fails.
 const HINT: &str = "check REDIS_TLS_CACERT, the client certificate, and the names of the server's";
 
-/// What to check when the other side does not answer a handshake, or not with TLS: a plain port
-/// waits for the end of a command, replies with an error, or closes the connection.
+/// A hint for a handshake that the other side does not answer, or not with TLS: a plain port waits
+/// for the end of a command, replies with an error, or closes the connection.
 const HINT_PLAIN: &str = "if that port has no TLS, unset REDIS_TLS and use redis://";
 
-/// What rustls calls a refusal by the other side.
+/// The text of rustls for a refusal by the other side.
 const ALERT: &str = "received fatal alert";
 
 /// How servers are authenticated, and how this process is.
@@ -401,16 +401,16 @@ pub(super) struct Tls {
     loaded: Mutex<Option<Loaded>>,
 }
 
-/// What the files held when they were last good, and the configuration made of it.
+/// The content of the files when they were last good, and the configuration made of it.
 struct Loaded {
     pems: ClientPems,
     config: Arc<ClientConfig>,
-    /// What was wrong with the files later, as it was logged last.
+    /// The later fault of the files, as it was logged last.
     fault: String,
 }
 
-/// Adds what to check to an error of a connection that is the server's refusal of our certificate:
-/// with TLS 1.3 it arrives after the handshake.
+/// Adds a hint to an error of a connection that is the server's refusal of our certificate: with
+/// TLS 1.3 it arrives after the handshake.
 pub(super) fn with_hint(error: RedisError) -> RedisError {
     if !error.is_io_error() || !error.to_string().contains(ALERT) {
         return error;
@@ -425,7 +425,7 @@ impl Tls {
         Self { files, loaded: Mutex::new(None) }
     }
 
-    /// The configuration by what the files hold now. Blocks.
+    /// The configuration by the present content of the files. Blocks.
     fn config(&self) -> io::Result<Arc<ClientConfig>> {
         let pems = self.files.read();
         let mut loaded = self.loaded.lock();

@@ -1,4 +1,4 @@
-//! Which arguments are sent, and which replies are accepted.
+//! The arguments that are sent, and the replies that are accepted.
 
 use super::*;
 use crate::store::{Deposit, Return};

@@ -93,7 +93,7 @@ fn a_time_that_the_clock_skips_counts_from_the_end_of_the_gap() {
             150,
             ["2026-03-07T07:30:00Z", "2026-03-08T07:00:00Z", "2026-03-09T06:30:00Z"],
         ),
-        // Its summer time is half an hour.
+        // The summer time of this zone is half an hour.
         (
             "Australia/Lord_Howe",
             135,
@@ -170,7 +170,7 @@ fn windows_tile_a_hundred_years() {
         tiles(zone, Unit::Day, (1, 1, 0));
         tiles(zone, Unit::Day, (1, 1, 150));
     }
-    // Each third zone, so that those of all continents take part.
+    // Each third zone, so that zones of all continents take part.
     for zone in Zone::names().into_iter().step_by(3) {
         tiles(zone, Unit::Week, (1, 7, 125));
         tiles(zone, Unit::Month, (1, 31, 150));

@@ -1,4 +1,4 @@
-//! What is asked for, and what is refused with which words.
+//! The rules that a request asks for, and the words that refuse one.
 
 use super::*;
 

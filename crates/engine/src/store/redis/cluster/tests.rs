@@ -165,7 +165,7 @@ async fn a_stranger_is_asked_for_once_and_a_member_not_at_all() {
     assert!(!off_map.is_wanted());
     assert!(off_map.is_member(&node, false, || learn(std::slice::from_ref(&node))).await);
     assert!(off_map.is_member(&node, false, || panic!("it is known")).await);
-    // It is asked for while the list is read, which was answered before.
+    // The node is asked for while the list is read, which was answered before.
     let (begun, joined) = (off_map.begin_read(), Address::Tcp("10.0.0.2".into(), 7000));
     let mut asked = Box::pin(off_map.is_member(&joined, false, || ()));
     assert!(asked.as_mut().now_or_never().is_none());

@@ -1,4 +1,4 @@
-//! What a refused login repeats, and what a sentinel's reply names.
+//! The text that a refused login repeats, and the address that a sentinel's reply names.
 
 use super::*;
 
