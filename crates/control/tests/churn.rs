@@ -165,11 +165,42 @@ impl Scene {
         let limits = self.limits();
         for pod in &self.pods {
             let of_pod = pod.limits().await.expect("the pod answers");
-            assert_eq!(of_pod, limits, "{}", pod.name);
+            if of_pod != limits {
+                panic!("{}: {}", pod.name, self.explain(pod, &of_pod, &limits).await);
+            }
         }
         for played in &self.played {
             assert_eq!(played.limits(), limits, "{}", played.name);
         }
+    }
+
+    /// The limits that differ, those of the pod a while later, and the state of rollouts and pods.
+    async fn explain(
+        &self,
+        pod: &Pod,
+        of_pod: &BTreeMap<String, u32>,
+        limits: &BTreeMap<String, u32>,
+    ) -> String {
+        let state = async |path: &str| self.teams[0].get(path).await.unwrap_or_default();
+        let rollouts = state("/v1/rollouts?open=true").await;
+        let last = state("/v1/rollouts?limit=4").await;
+        let versions = state("/v1/versions?limit=4").await;
+        let pods = state("/v1/pods?limit=1000").await;
+        let row = pods["pods"].as_array().into_iter().flatten().find(|it| it["node"] == pod.name);
+        sleep(Duration::from_secs(5)).await;
+        let later = pod.limits().await.unwrap_or_default();
+        let differ: Vec<_> = limits
+            .iter()
+            .filter(|(domain, limit)| of_pod.get(*domain) != Some(limit))
+            .map(|(domain, limit)| {
+                let [first, second] = [of_pod, &later].map(|it| it.get(domain));
+                format!("{domain}: {first:?}, then {second:?}, published is {limit}")
+            })
+            .collect();
+        format!(
+            "{differ:?}\nversion {}, pod {row:?}\nopen {rollouts}\nlast {last}\nversions {versions}",
+            pods["version"]
+        )
     }
 
     /// Whether the control plane says so of exactly these pods.

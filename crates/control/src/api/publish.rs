@@ -465,7 +465,8 @@ pub async fn check_drafts(
         }
         None => {
             let known = app.store.domains().await?.into_iter();
-            let changed = known.filter(|it| it.is_changed).map(|it| it.name);
+            // The change of a domain that an object defines is the object's, also one that was rolled back.
+            let changed = known.filter(|it| it.is_changed && it.owner.is_none()).map(|it| it.name);
             changed.filter(|name| caller.may_use(name)).collect()
         }
     };

@@ -16,6 +16,9 @@ pub struct Tried {
     pub id: i64,
     /// Whether the rollout is under way; `false` if it was aborted or rolled back.
     pub is_open: bool,
+    /// Whether it is of the object's domain alone. If it is not, other tenants may have domains in
+    /// it: the object does not end it, and its status tells nothing of what their pods count.
+    is_of_domain_alone: bool,
     /// The text that it is of.
     hash: Option<String>,
     /// The number of the last change of the draft that it was made of.
@@ -58,10 +61,10 @@ impl Tries {
         self.0.get(&known.name).filter(is_of)
     }
 
-    /// The rollouts under way of these domains.
+    /// The rollouts under way that are each of one of these domains alone.
     pub fn open_of<'d>(&self, domains: impl Iterator<Item = &'d str>) -> Vec<i64> {
         let tried = domains.filter_map(|it| self.0.get(it));
-        tried.filter(|it| it.is_open).map(|it| it.id).collect()
+        tried.filter(|it| it.is_open && it.is_of_domain_alone).map(|it| it.id).collect()
     }
 }
 
@@ -72,6 +75,8 @@ impl Tried {
         let of = rollout.domains.iter().find(|it| it.domain == domain)?;
         let last = rollout.last();
         let is_open = last.stage.is_open();
+        let is_of_domain_alone = rollout.domains.len() == 1;
+        let why = why.filter(|_| is_of_domain_alone);
         let words = match is_open {
             true => {
                 let percent = rollout.present().percent;
@@ -88,9 +93,14 @@ impl Tried {
                 };
                 format!("rollout {id} is at step {at} of {all}, {stage}{percent}; {waits}")
             }
-            false => format!("rollout {} is {}: {}", rollout.id, last.stage.name(), last.reason),
+            false if is_of_domain_alone => {
+                format!("rollout {} is {}: {}", rollout.id, last.stage.name(), last.reason)
+            }
+            false => {
+                format!("rollout {}, of further domains, is {}", rollout.id, last.stage.name())
+            }
         };
         let (hash, changed) = (of.hash.clone(), of.changed);
-        Some(Self { id: rollout.id, is_open, hash, changed, words })
+        Some(Self { id: rollout.id, is_open, is_of_domain_alone, hash, changed, words })
     }
 }

@@ -28,9 +28,14 @@ async function rulesView(main, {query, signal}) {
     const wanted = {q: search.value, domain: domain.value};
     await listRules(list, listed, wanted, AbortSignal.any([signal, round.signal]));
   };
-  // Only input in these fields changes the address: the page may show another one meanwhile.
+  // Only input in these fields changes the address, unless a link has changed it already: the page
+  // learns of that later.
+  const place = () => location.hash.split("?")[0];
+  let own = place();
   const change = () => {
+    if (place() !== own) return;
     history.replaceState(null, "", `#/rules${queryOf({q: search.value, domain: domain.value})}`);
+    own = place();
     load();
   };
   let timer = 0;

@@ -874,7 +874,9 @@ mod tests {
                 !set.chosen(&node, None).is_empty()
             };
             let [crowd, others] = [&pods[..10], &pods[10..]].map(|it| it.iter().filter(is_chosen));
-            assert_eq!((crowd.count(), others.count()), (5, 2));
+            // The crowd is drawn with the odds of one pod.
+            assert!([0, 5].contains(&crowd.count()));
+            assert_eq!(others.count(), 2);
             let rollout = store.open_rollouts().await.unwrap().remove(0);
             seeds.extend(rollout.seed);
             let mut write = begin(&store).await;

@@ -7,10 +7,12 @@
 //! percentage adds pods to those before.
 //!
 //! A pod chooses the id of its node, so the id decides nothing beyond the pod's origin. An origin
-//! with several ids is a crowd. The percentage is chosen of each crowd's pods. Crowds are not
-//! counted among the origins of one pod, of which the percentage is chosen as if there were no
-//! crowds.
+//! with several ids is a crowd. Crowds are not counted among the origins of one pod, of which the
+//! percentage is chosen as if there were no crowds. While there are more origins of one pod than
+//! crowds, a crowd is drawn as an origin is, and the percentage of its pods is chosen then. Else, as
+//! behind gateways, the percentage of the pods of all crowds is chosen.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
@@ -206,12 +208,22 @@ impl Share {
         places.truncate(wanted(percent, places.len()));
         let threshold = places.last().map_or(NONE, |(place, _)| *place);
         let mut chosen: usize = places.iter().map(|(_, pods)| pods).sum();
-        let of_crowds: usize = crowds.values().map(|it| it.pods.len()).sum();
-        let wanted = match single.is_empty() {
-            true => wanted(percent, of_crowds),
-            false => rounded(percent, of_crowds),
+        // By origins, of which a client has one for each address, and not by ids.
+        let of_crowds: BTreeMap<i64, usize> = match crowds.len() >= single.len() {
+            true => {
+                let all = crowds.values().map(|it| it.pods.len()).sum();
+                chosen_of(&crowds, wanted(percent, all))
+            }
+            // A crowd is drawn as an origin of one pod is: more ids do not have it chosen.
+            false => crowds
+                .iter()
+                .map(|(origin, it)| match it.alone <= threshold {
+                    true => (*origin, wanted(percent, it.pods.len())),
+                    false => (*origin, 0),
+                })
+                .collect(),
         };
-        for (origin, count) in chosen_of(&crowds, wanted) {
+        for (origin, count) in of_crowds {
             let last = count.checked_sub(1).and_then(|at| crowds[&origin].pods.iter().nth(at));
             thresholds.insert(origin, last.copied().unwrap_or(NONE));
             chosen += count;
@@ -227,13 +239,18 @@ impl Share {
         }
     }
 
-    /// How many pods serve the domain now, and how many of them the share chooses. The pods of
-    /// crowds count only if there are no others.
+    /// How many pods serve the domain now, and how many of them the share chooses. If there are more
+    /// origins of one pod than crowds, only the pods of these origins count. If there are fewer, only
+    /// the pods of crowds count. So the ids of one address do not decide which pods count.
     pub fn now(&self, draw: Draw, pods: &[PodRow]) -> (usize, usize) {
         let mut single = draw.serving(&self.domain, pods);
         let crowds: BTreeMap<_, _> =
             single.extract_if(.., |origin, _| self.crowds.contains_key(origin)).collect();
-        let counted = if single.is_empty() { crowds } else { single };
+        let counted = match single.len().cmp(&crowds.len()) {
+            Ordering::Greater => single,
+            Ordering::Less => crowds,
+            Ordering::Equal => single.into_iter().chain(crowds).collect(),
+        };
         let chosen = |(origin, it): (&i64, &Origin)| match self.crowds.get(origin) {
             Some(threshold) => it.pods.range(..=threshold).count(),
             None if it.alone <= self.threshold => it.pods.len(),
@@ -391,6 +408,7 @@ mod tests {
     #[test]
     fn ids_of_one_origin_change_no_choice_of_the_others() {
         let honest: Vec<_> = (2..22).flat_map(|origin| crowd(origin, 0..1)).collect();
+        let mut drawn = 0;
         for seed in 0..50 {
             let draw = draw(seed);
             let alone = share(draw, 10, &honest);
@@ -401,7 +419,9 @@ mod tests {
             let all = crowd(1, 0..1000);
             let lying: Vec<_> = honest.iter().cloned().chain(all.clone()).collect();
             let share = share(draw, 10, &lying);
-            assert_eq!(share.chosen, 102, "a tenth of these too");
+            let is_drawn = draw.place(1, "").alone <= share.threshold;
+            drawn += usize::from(is_drawn);
+            assert_eq!(share.chosen, if is_drawn { 102 } else { 2 }, "a tenth of these, or none");
             let low = chosen(&share, draw, &all);
             for keeps_low in [true, false] {
                 let kept = all.iter().filter(|it| low.contains(&it.node) == keeps_low).cloned();
@@ -415,6 +435,27 @@ mod tests {
             let after = Share::of(draw, "shop", 10, &pods, Some(&former));
             assert_eq!(chosen(&after, draw, &honest), expected);
             assert_eq!(after.now(draw, &lying), (20, 2));
+        }
+        assert!((1..15).contains(&drawn), "{drawn} of 50: the odds of one pod");
+    }
+
+    #[test]
+    fn an_address_beside_pods_behind_another_one_neither_displaces_nor_moves_the_choice() {
+        for (seed, number) in (0..50).zip([2, 4, 8, 9, 40].into_iter().cycle()) {
+            let draw = draw(seed);
+            let honest = crowd(1, 0..number);
+            let alone = share(draw, 10, &honest);
+            let lying: Vec<_> = honest.iter().cloned().chain(crowd(2, 0..1)).collect();
+            let beside = Share::of(draw, "shop", 10, &lying, Some(&alone));
+            for share in [alone, beside] {
+                let chosen = chosen(&share, draw, &honest).len();
+                assert_eq!(chosen, wanted(10, number), "pods behind the gateway");
+                for pods in [&honest, &lying] {
+                    let (serve, chosen) = share.now(draw, pods);
+                    let off = chosen.abs_diff(wanted(10, serve));
+                    assert!(chosen > 0 && off <= 1, "{chosen} of {serve}");
+                }
+            }
         }
     }
 

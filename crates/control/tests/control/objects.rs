@@ -477,6 +477,43 @@ async fn a_change_that_is_refused_leaves_the_rollout_before_it_under_way() {
     assert_eq!(scene.published("shop").await, Some(3));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_neither_ends_nor_tells_of_a_rollout_of_others() {
+    let scene = Scene::begin(Place::sqlite()).await;
+    scene.cluster.apply("shop/limits", &spec("shop", 5));
+    scene.await_published("shop", Some(5)).await;
+    let gradual = |requests: u32| {
+        let mut spec = spec("shop", requests);
+        spec["rollout"] = json!({"steps": [{"stage": "enforced", "percent": 50}]});
+        spec
+    };
+    let post = async |path: &str, body: &Value| {
+        let (status, text) = scene.call(Call::new("POST", path).json(body)).await;
+        (status, serde_json::from_str::<Value>(&text).unwrap())
+    };
+    scene.cluster.apply("shop/limits", &gradual(3));
+    scene.cluster.await_reason("shop/limits", "Programmed", "RollingOut").await;
+    assert_eq!(post("/v1/rollouts/1/abort", &json!({})).await.0, 200);
+    scene.cluster.await_reason("shop/limits", "Stalled", "RolledBack").await;
+    assert_eq!(post("/v1/rules", &rule("bank", "user", "x", 9)).await.0, 201);
+    // The change of the object that was aborted is in no rollout that names no domains.
+    let begin = json!({"pods": {"percent": 10}, "stage": "enforced"});
+    let (status, rollout) = post("/v1/rollouts", &begin).await;
+    assert_eq!((status, &rollout["domains"]), (201, &json!(["bank"])), "{rollout}");
+    assert_eq!(post("/v1/rollouts/2/abort", &json!({})).await.0, 200);
+    let mut both = begin.clone();
+    both["domains"] = json!(["bank", "shop"]);
+    let (status, rollout) = post("/v1/rollouts", &both).await;
+    assert_eq!(status, 201, "{rollout}");
+    scene.cluster.await_reason("shop/limits", "Programmed", "RollingOut").await;
+    let message = scene.cluster.message("shop/limits", "Programmed");
+    assert!(message.contains("rollout 3 is at step 1") && !message.contains("bank"), "{message}");
+    scene.cluster.apply("shop/limits", &gradual(4));
+    scene.cluster.await_accepted("shop/limits", "Refused").await;
+    let (_, text) = scene.call(Call::new("GET", "/v1/rollouts/3")).await;
+    assert!(text.contains("\"stage\":\"enforced\""), "{text}");
+}
+
 /// What kstatus says of objects, as lines `NAMESPACE/NAME STATUS: MESSAGE`: the library by which Flux
 /// judges health. It is a part of the program that scripts/test makes of `tests/control_plane`.
 fn kstatus(objects: &[Value]) -> Vec<String> {
