@@ -71,8 +71,8 @@ impl<K: Eq + Hash + Clone> Permits<K> {
         let all = Arc::clone(&self.0.all);
         let mut permit = Permit { shared: Arc::clone(&self.0), of, held: None };
         async move {
-            // Those of the client first: while it waits for them, it holds nothing of the others.
-            // They are never closed.
+            // The permits of the client come first: while it waits for them, it holds none that
+            // others could have. Semaphores are never closed.
             let Ok(own) = own.acquire_many_owned(number).await else { return permit };
             let any = match Arc::clone(&all).try_acquire_many_owned(number) {
                 Ok(any) => Ok(any),

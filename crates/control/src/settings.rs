@@ -162,7 +162,7 @@ settings! {
     }
 }
 
-/// Which objects are followed, and what they may define.
+/// The objects of Kubernetes that are followed, and the domains that they may define.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scope {
     /// Namespaces whose objects may define any domain.

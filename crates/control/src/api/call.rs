@@ -1,5 +1,5 @@
-//! What all calls share: who may call and how often, what a request says of itself, and the answer
-//! to a request that is refused.
+//! The parts that all calls share: who may call and how often, the reading of a request, and the
+//! answer to a request that is refused.
 
 use std::net::Ipv4Addr;
 use std::num::NonZeroU32;

@@ -77,9 +77,11 @@ struct SetQuery {
     limit: Option<usize>,
 }
 
-/// Sets that are read together, which may have 200 domains each; and changes of one, beside which
-/// the rules of the draft may have 64 KiB each.
+/// Number of sets that are read together: each may have 200 domains.
 const SETS_PART: usize = 20;
+
+/// Number of changes of a set that are read together: the rule of the draft beside each may have
+/// 64 KiB.
 const CHANGES_PART: usize = 20;
 
 /// A change set with its changes.

@@ -439,8 +439,8 @@ async fn document(
     })
 }
 
-/// What an answer may still list: domains have a room of their own, so that the number of rules of
-/// each is known although these have none.
+/// The room of an answer for further entries. Domains have a room of their own: the number of rules
+/// of each domain is known although its rules have no room.
 struct DifferenceRoom {
     domains: Room,
     rules: Room,

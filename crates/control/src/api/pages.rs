@@ -11,8 +11,10 @@ use super::MIB;
 use super::call::Problem;
 use crate::document::FieldFault;
 
-/// Items of a page, if the query names no number, and at most.
+/// Items of a page if the query names no number: more than a screen shows.
 const PAGE: usize = 100;
+
+/// Maximum number of items of a page.
 pub const PAGE_MAX: usize = 1000;
 
 /// Maximum bytes of the items of a page, as JSON. The first one is there whatever its size.
@@ -88,7 +90,7 @@ pub struct Page<T> {
 // === impl Room ===
 
 impl Room {
-    /// That of an empty page.
+    /// The room of an empty page.
     pub fn new() -> Self {
         Self { bytes: PAGE_BYTES_MAX }
     }

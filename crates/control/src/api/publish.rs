@@ -1107,7 +1107,8 @@ impl Approved {
         Ok(write.last_version().await? == self.version)
     }
 
-    /// The same after this write has itself made versions, which end rollouts.
+    /// Returns the approval for this write after the write itself has made versions, which end
+    /// rollouts.
     pub async fn after_own(self, write: &mut Write) -> Result<Self, Problem> {
         Ok(Self { version: write.last_version().await? })
     }

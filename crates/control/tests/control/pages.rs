@@ -82,7 +82,7 @@ async fn walk(server: &Server, path: &str, (name, from): (&str, &str), limit: us
         let page = answer.json();
         let items = page[name].as_array().unwrap();
         assert!(!items.is_empty() || walk.pages == 1, "{path}: an empty page");
-        // That of the differences is one of rules.
+        // The limit of the differences is one of rules.
         assert!(items.len() <= limit || path == "/v1/differences", "{path}");
         walk.items.extend(items.iter().cloned());
         next = match &page["next"] {

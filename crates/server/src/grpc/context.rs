@@ -1,4 +1,5 @@
-//! What the calls of a connection share: the service, the peer, and the owner of their starts.
+//! The state that the calls of a connection share: the service, the peer, and the owner of their
+//! starts.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -40,7 +40,7 @@ pub(super) fn time_left(timeout: Option<Duration>, waited: Duration) -> Duration
     timeout.unwrap_or(CALL_MAX).min(CALL_MAX).saturating_sub(waited)
 }
 
-/// Names that are read after a call has begun: those of gRPC, and of the contexts of tracers.
+/// Names that are read after a call has begun: names of gRPC, and of the contexts of tracers.
 const NAMES_READ: [&str; 8] = [
     "content-type",
     "content-length",
